@@ -19,7 +19,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 
 /// The atomics of modules that `tests/loom` compiles with doubles of them.
 pub(crate) mod atomic {
-    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
 }
 
 /// Creates an anonymous file of `len` bytes, all zero, sealed against shrinking, growing and further seals.

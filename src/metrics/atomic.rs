@@ -1,6 +1,6 @@
 //! Numbers that many threads change without a lock. Relaxed: no update is lost, but none orders other memory.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use crate::shm::atomic::{AtomicI64, AtomicU64, Ordering};
 
 /// A count or a sum of nanoseconds.
 #[derive(Debug, Default)]

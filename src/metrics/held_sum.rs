@@ -1,6 +1,7 @@
 //! The sum of the increments of a counter that no line of a metric log contains yet. Any thread adds to it; the writer of the log
 //! takes it if it is listed.
 
+use super::atomic::add;
 use crate::shm::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A sum that is listed if an increment was added since it was taken.
@@ -19,9 +20,7 @@ impl HeldSum {
 
     /// Adds an increment. Returns whether the caller has to list the sum, so that it is taken.
     pub(crate) fn add(&self, increment: f64) -> bool {
-        let sum = |old: u64| Some((f64::from_bits(old) + increment).to_bits());
-        // The closure never returns `None`, so this cannot fail.
-        let _ = self.sum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
+        add(&self.sum, increment);
         !self.listed.swap(true, Ordering::AcqRel)
     }
 

@@ -11,7 +11,10 @@
 #[path = "../../src/wire/ring.rs"]
 mod ring;
 
-#[allow(unreachable_pub)]
+#[allow(dead_code)]
+#[path = "../../src/metrics/atomic.rs"]
+mod atomic;
+
 #[path = "../../src/metrics/held_sum.rs"]
 mod held_sum;
 
@@ -27,7 +30,7 @@ mod shm {
     use loom::sync::atomic::AtomicU64;
 
     pub(crate) mod atomic {
-        pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+        pub(crate) use loom::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
     }
 
     use crate::ring::CAPACITY;

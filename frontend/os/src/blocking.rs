@@ -64,6 +64,15 @@ pub fn run_on<T: Send + 'static>(runtime: &Handle, work: impl FnOnce() -> T + Se
     Blocking(catch_unwind(AssertUnwindSafe(|| runtime.spawn_blocking(work))).ok())
 }
 
+/// Does work on a blocking thread of the current runtime, and does not wait for it. Outside a runtime, does it at once. For
+/// destructors.
+pub fn run_detached(work: impl FnOnce() + Send + 'static) {
+    match Handle::try_current() {
+        Ok(runtime) => drop(run_on(&runtime, work)),
+        Err(_) => work(),
+    }
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::panic)]
 mod tests {

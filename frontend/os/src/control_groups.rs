@@ -18,11 +18,9 @@ use std::process::{self, Command};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::{blocking, clock};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use tokio::runtime::Handle;
-
-use crate::{blocking, clock};
 
 /// The period of processor quotas in microseconds: the kernel's default.
 const PERIOD: u64 = 100_000;
@@ -131,9 +129,7 @@ impl ControlGroups {
             match write(&group.path.join(file), &value) {
                 // A kernel without swap space has no such file.
                 Err(error) if file == "memory.swap.max" && error.kind() == io::ErrorKind::NotFound => {}
-                result => {
-                    result.map_err(|error| cannot(&group.path.join(file), &format!("be set to {value}"), &error))?
-                }
+                set => set.map_err(|error| cannot(&group.path, &format!("get {value} in {file}"), &error))?,
             }
         }
         Ok(group)
@@ -261,17 +257,6 @@ impl ControlGroup {
         Ok(OpenOptions::new().write(true).open(self.path.join("cgroup.procs"))?.into())
     }
 
-    /// Makes a command start its process in this group.
-    ///
-    /// # Errors
-    /// As [`Self::entrance`]. If the process cannot enter, starting it fails.
-    pub fn start_in(&self, command: &mut Command) -> io::Result<()> {
-        let entrance = self.entrance()?;
-        // SAFETY: the closure only writes to an open file (contract above); it does not allocate, also if that fails.
-        unsafe { command.pre_exec(move || rustix::io::write(&entrance, b"0").map(drop).map_err(io::Error::from)) };
-        Ok(())
-    }
-
     /// Returns the memory limit, if the kernel has killed a process of this group because of it.
     pub fn exceeded_memory(&self) -> Option<u64> {
         let events = fs::read_to_string(self.path.join("memory.events")).ok()?;
@@ -315,11 +300,15 @@ impl Drop for ControlGroup {
                 tracing::debug!("the control group '{}' stays: {error}", path.display());
             }
         };
-        match Handle::try_current() {
-            Ok(runtime) => drop(blocking::run_on(&runtime, remove)),
-            Err(_) => remove(),
-        }
+        blocking::run_detached(remove);
     }
+}
+
+/// Makes a command start its process in the group of an [entrance](ControlGroup::entrance). If the process cannot enter, starting it
+/// fails.
+pub fn start_in(entrance: OwnedFd, command: &mut Command) {
+    // SAFETY: the closure only writes to an open file (contract above); it does not allocate, also if that fails.
+    unsafe { command.pre_exec(move || rustix::io::write(&entrance, b"0").map(drop).map_err(io::Error::from)) };
 }
 
 /// Returns the directory of the group of the process that `proc` calls `self`; `None` if it is outside of the tree mounted at

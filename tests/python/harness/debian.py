@@ -33,9 +33,9 @@ def fetch(package: str, folder: Path) -> str:
             done = subprocess.run(command, cwd=downloads, capture_output=True, text=True, timeout=FETCH_S)
         except subprocess.TimeoutExpired:
             return f"apt-get download {package} took over {FETCH_S} s: {skipped}"
-        file = next(Path(downloads).glob("*.deb"), None)
-        if file is None:
+        archive = next(Path(downloads).glob("*.deb"), None)
+        if archive is None:
             return f"{package} cannot be downloaded, {skipped}: {done.stderr.strip()}"
         folder.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["dpkg", "-x", str(file), str(folder)], check=True)
+        subprocess.run(["dpkg", "-x", str(archive), str(folder)], check=True)
     return ""

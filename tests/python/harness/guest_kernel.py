@@ -43,22 +43,25 @@ def program() -> str | None:
     return debian.program("linux.uml", CACHE)
 
 
-def missing() -> str:
-    """Returns why no guest can be started; empty if one can."""
+def unsupported() -> str:
+    """Returns why this machine or user cannot start a guest; empty if they can."""
     if platform.machine() != "x86_64":
         return "User-mode Linux needs an x86-64 machine"
     if os.geteuid() != 0:
         return "the guest mounts file systems of the machine with the rights of their owners, which needs root"
-    if not program():
-        return "linux.uml is not installed: apt-get install user-mode-linux, or PYTHONPATH=tests/python python -m harness.guest_kernel"
     return ""
+
+
+def missing() -> str:
+    """Returns why no guest can be started; empty if one can."""
+    absent = "linux.uml is not installed: apt-get install user-mode-linux, or PYTHONPATH=tests/python python -m harness.guest_kernel"
+    return unsupported() or ("" if program() else absent)
 
 
 def fetch() -> str:
     """Unpacks Debian's package in the cache. Returns a message about the result. A failed download is no error."""
-    if missing() and not program():
-        return debian.fetch("user-mode-linux", CACHE) or missing() or f"guest kernel: {program()}"
-    return missing() or f"guest kernel: {program()}"
+    failure = unsupported() or ("" if program() else debian.fetch("user-mode-linux", CACHE))
+    return failure or missing() or f"guest kernel: {program()}"
 
 
 def run(module: Path, folder: Path, limit_s: float) -> str:

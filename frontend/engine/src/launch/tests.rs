@@ -49,6 +49,11 @@ impl Fixture {
     }
 
     fn choose(&self, backend: &str, environment: Option<&str>) -> Result<Launch, String> {
+        self.with_model(backend, environment, |model| choose(&self.program, model))
+    }
+
+    /// Calls a function with a model of this backend and environment.
+    fn with_model<R>(&self, backend: &str, environment: Option<&str>, then: impl FnOnce(&Model<'_>) -> R) -> R {
         let (directory, version) = (self.root().join("m"), self.root().join("m/1"));
         let model = Model {
             name: "m",
@@ -59,7 +64,7 @@ impl Fixture {
             directory: &directory,
             version: &version,
         };
-        choose(&self.program, &model)
+        then(&model)
     }
 
     /// Returns the command without the fixture's root, with the variables that it sets.
@@ -238,21 +243,7 @@ fn onnx_models_on_gpus_need_the_cuda_provider_beside_the_library() {
 fn lists_files_outside_the_model() {
     let fixture = Fixture::new();
     let path = fixture.file("backends/mine/libpharos_mine.so", 0o644);
-    let (directory, version) = (fixture.root().join("m"), fixture.root().join("m/1"));
-    let of = |backend, environment| {
-        outside(
-            &fixture.program,
-            &Model {
-                name: "m",
-                backend,
-                environment,
-                sandbox: None,
-                limits: Parameters::default(),
-                directory: &directory,
-                version: &version,
-            },
-        )
-    };
+    let of = |backend, environment| fixture.with_model(backend, environment, |model| outside(&fixture.program, model));
     assert_eq!(of("mine", None), [path]);
     assert_eq!(of("python", Some("/env.tar.gz")), [PathBuf::from("/env.tar.gz")]);
     assert!(of("python", None).is_empty() && of("builtin", None).is_empty() && of("none", None).is_empty());

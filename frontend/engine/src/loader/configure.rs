@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use pharos::model::{CodeLocation, ModelConfig, SANDBOX};
+use pharos::model::{CodeLocation, ModelConfig};
 use pharos::supervisor::{self, Backoff, RestartPolicy};
 use pharos_os::blocking;
 
 use super::Loader;
 use super::prepare::{CodeCompletion, Configuration, Prepared, Version};
-use crate::launch::{self, Launch, Model};
+use crate::launch::{self, Launch};
 use crate::process;
 
 impl Loader {
@@ -20,16 +20,8 @@ impl Loader {
     pub(super) async fn launch(&self, prepared: &Prepared, version: &Version) -> Result<Launch, String> {
         let (program, prepared, version) = (self.settings.program.clone(), prepared.clone(), version.clone());
         let choose = move || {
-            let model = Model {
-                name: &prepared.name,
-                backend: prepared.configuration.backend(),
-                environment: prepared.configuration.parameter(launch::ENVIRONMENT),
-                sandbox: prepared.configuration.parameter(SANDBOX),
-                limits: launch::limits::Parameters::of(|name| prepared.configuration.parameter(name)),
-                directory: prepared.model_files.path(),
-                version: &version.directory,
-            };
-            launch::choose(&program, &model)
+            let directories = (prepared.model_files.path(), version.directory.as_path());
+            launch::choose(&program, &prepared.configuration.launched(&prepared.name, directories))
         };
         blocking::run(choose).await.unwrap_or_else(|error| Err(error.to_string()))
     }

@@ -121,6 +121,23 @@ impl Configuration {
         }
     }
 
+    /// Returns what the choice of a program needs to know of a model, with its directory and that of the version.
+    pub(super) fn launched<'a>(
+        &'a self,
+        name: &'a str,
+        (directory, version): (&'a Path, &'a Path),
+    ) -> launch::Model<'a> {
+        launch::Model {
+            name,
+            backend: self.backend(),
+            environment: self.parameter(launch::ENVIRONMENT),
+            sandbox: self.parameter(SANDBOX),
+            limits: launch::limits::Parameters::of(|name| self.parameter(name)),
+            directory,
+            version,
+        }
+    }
+
     pub(super) fn parameter(&self, name: &str) -> Option<&str> {
         match self {
             Self::Known(config) => config.parameters.get(name).map(String::as_str),
@@ -305,15 +322,7 @@ fn versions_made(
     let shared = scan::shared_stamp(files.directory)?;
     let parts = configuration.encode_parts();
     let version = |(number, directory): (u64, PathBuf)| {
-        let launched = launch::Model {
-            name: files.model,
-            backend: configuration.backend(),
-            environment: configuration.parameter(launch::ENVIRONMENT),
-            sandbox: configuration.parameter(SANDBOX),
-            limits: launch::limits::Parameters::of(|name| configuration.parameter(name)),
-            directory: files.directory,
-            version: &directory,
-        };
+        let launched = configuration.launched(files.model, (files.directory, &directory));
         let outside = scan::stamp_of(&launch::outside(&files.settings.program, &launched));
         let files = Stamp::of(&(shared, files.members, outside, scan::stamp(&directory)?));
         Ok((number, Version { fingerprint: VersionFingerprint::of_parts(&parts, files), directory }))

@@ -15,7 +15,7 @@ use super::fork_server::{ForkServers, Forked, Unanswered};
 use super::start::Start;
 use super::{affinity, cannot_start, describe, killed_by_system};
 use crate::launch::limits::Limited;
-use pharos_os::control_groups::ControlGroup;
+use pharos_os::control_groups::{self, ControlGroup};
 use pharos_os::{background, blocking, out_of_memory};
 
 /// A started process with its standard streams.
@@ -52,7 +52,7 @@ pub(super) async fn start(
     let forked = if attempt < ATTEMPTS { fork_servers.fork(&start).await } else { Ok(None) };
     let process = match forked {
         Ok(Some(forked)) => Process::Forked(forked),
-        Ok(None) => Process::Program(program(start, own, group.as_ref())?),
+        Ok(None) => Process::Program(program(start, own)?),
         Err(Unanswered) => return Ok(None),
     };
     let process = WorkerProcess { process, group };
@@ -73,13 +73,9 @@ async fn control_group(limits: Option<Limited>) -> io::Result<Option<ControlGrou
     group.map(Some).map_err(io::Error::other)
 }
 
-/// Starts the program in a group. The first `own` files are no standard streams.
-fn program(start: Start<'_>, own: usize, group: Option<&ControlGroup>) -> io::Result<Child> {
-    let mut command = start.launch.command(start.temporary);
-    if let Some(group) = group {
-        group.start_in(&mut command)?;
-    }
-    let mut command = Command::from(command);
+/// Starts the program. The first `own` files are no standard streams, and not that of its control group.
+fn program(start: Start<'_>, own: usize) -> io::Result<Child> {
+    let mut command = Command::from(start.launch.command(start.temporary));
     // Separate process groups: Ctrl-C in a terminal signals only the frontend, which drains before it ends its workers.
     command
         .args(start.arguments.iter().map(OsString::from))
@@ -93,8 +89,7 @@ fn program(start: Start<'_>, own: usize, group: Option<&ControlGroup>) -> io::Re
             0 => drop(command.stdin(file)),
             1 => drop(command.stdout(file)),
             2 => drop(command.stderr(file)),
-            // The program has entered its group by then.
-            _ => {}
+            _ => control_groups::start_in(file, command.as_std_mut()),
         }
     }
     let mappings = files.into_iter().map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 
 use pharos_os::blocking;
 use pharos_os::directories::{Kind, Temporary};
-use tokio::runtime::Handle;
 
 /// A directory that is removed with its contents when dropped.
 #[derive(Debug)]
@@ -38,9 +37,7 @@ impl Drop for TemporaryFiles {
     fn drop(&mut self) {
         let parent = self.parent.take();
         // A model can leave many files.
-        if let Ok(runtime) = Handle::try_current() {
-            blocking::run_on(&runtime, move || drop(parent));
-        }
+        blocking::run_detached(move || drop(parent));
     }
 }
 

@@ -120,7 +120,7 @@ fn a_process_starts_in_its_group_and_ends_with_it() {
     // A process that starts another one, and one that enters later.
     let mut shell = Command::new("sh");
     shell.args(["-c", "sleep 1000 & echo $!; wait"]).stdout(Stdio::piped());
-    group.start_in(&mut shell).unwrap();
+    start_in(group.entrance().unwrap(), &mut shell);
     let mut child = shell.spawn().unwrap();
     let mut started = [0; 1];
     child.stdout.take().unwrap().read_exact(&mut started).unwrap();
