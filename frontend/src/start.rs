@@ -462,7 +462,10 @@ fn program(options: &Options, worker: PathBuf, onnxruntime: Option<PathBuf>) -> 
     }
     let beside =
         || std::env::current_exe().ok().map(|path| path.with_file_name("backends")).filter(|path| path.is_dir());
+    let environments = workers.environment_cache_directory.clone();
+    let environments = environments.unwrap_or_else(|| Program::default_environments(workers.worker_user.as_deref()));
     protection::report_sandbox(&worker, workers)?;
+    protection::check_user(options, (&worker, onnxruntime.as_deref()))?;
     Ok(Program {
         worker,
         onnxruntime,
@@ -471,10 +474,11 @@ fn program(options: &Options, worker: PathBuf, onnxruntime: Option<PathBuf>) -> 
         python_preload: workers.python_preload.0.clone(),
         backends: workers.backend_directory.clone().or_else(beside),
         hidden: protection::hidden_variables(workers),
+        user: workers.worker_user.clone(),
         sandboxes: workers.sandboxes(),
         limits: protection::limits(options)?,
         deployment_backends: vec![pharos_torchserve::BACKEND],
-        environments: workers.environment_cache_directory.clone().unwrap_or_else(Program::default_environments),
+        environments,
     })
 }
 

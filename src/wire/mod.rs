@@ -8,6 +8,7 @@
 //!
 //! Decoding trusts no input: every count is bounded by the remaining bytes, and every number is checked.
 
+pub mod access;
 mod calls;
 mod codec;
 pub mod descriptors;

@@ -140,7 +140,7 @@ pub(crate) const LAYERINGS: &[Layering] = &[
     Layering {
         source: "frontend/os/src/",
         floors: &[
-            independent(&["control_groups"]),
+            independent(&["control_groups", "worker_user"]),
             independent(&[
                 "client",
                 "clock",
@@ -163,7 +163,7 @@ pub(crate) const LAYERINGS: &[Layering] = &[
             independent(&["instance", "fork_server"]),
             independent(&["backend"]),
             independent(&["regions", "pinning", "sandbox", "state", "watch"]),
-            independent(&["descriptors", "command_line", "device", "resident_memory"]),
+            independent(&["access", "descriptors", "command_line", "device", "resident_memory"]),
         ],
     },
     Layering {
@@ -375,6 +375,7 @@ pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("tests/loom/interleavings.rs", "cells whose accesses loom checks, in tests"),
     ("frontend/os/src/background.rs", "system calls for which no crate has functions"),
     ("frontend/os/src/control_groups.rs", "what a new process does before it becomes a program"),
+    ("frontend/os/src/worker_user.rs", "what a new process does before it becomes a program"),
     ("frontend/engine/src/memory.rs", "views into a mapped arena that the arena's rules keep exclusive"),
     ("frontend/engine/src/loader/prepare.rs", "a mapping of a model file, which a user may change concurrently"),
     ("worker/backend/src/memory.rs", "the same for the worker"),

@@ -6,6 +6,7 @@
 #[allow(unsafe_code)]
 mod descriptors;
 
+mod access;
 mod backend;
 #[allow(unsafe_code)]
 pub mod command_line;
@@ -26,6 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pharos::error::InferError;
+use pharos::wire::access::CHECK_ACCESS;
 use pharos::wire::fork_server::FORK_SERVER;
 use pharos::wire::regions::PROBE;
 use pharos::wire::sandbox::{CHECK, SANDBOX};
@@ -108,6 +110,7 @@ impl Worker {
             }
             Some(SANDBOX) => return sandbox::run(arguments),
             Some(CHECK) => return sandbox::check(),
+            Some(CHECK_ACCESS) => return access::check(arguments),
             Some(FORK_SERVER) => {
                 let modules = arguments.next().unwrap_or_default();
                 match fork_server::serve(&modules.to_string_lossy()) {

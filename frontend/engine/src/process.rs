@@ -112,7 +112,7 @@ impl Connection {
         let (regions, worker_regions) = regions_socket()?;
         let theirs = OwnedFd::from(theirs.into_std()?);
         rustix::io::ioctl_fionbio(&theirs, false)?;
-        let temporary = launch.sandbox.is_some().then(TemporaryFiles::new).transpose()?;
+        let temporary = launch.sandbox.is_some().then(|| TemporaryFiles::new(launch.user.as_deref())).transpose()?;
         let files = vec![
             (theirs, descriptors::SOCKET),
             (inputs, descriptors::INPUTS),
@@ -156,5 +156,6 @@ fn cannot_start(launch: &Launch, error: &io::Error) -> io::Error {
         Some(interpreter) => format!("the Python interpreter {interpreter}"),
         None => format!("the worker '{}'", launch.executable.display()),
     };
-    io::Error::new(error.kind(), format!("{what} cannot be started: {error}"))
+    let user = launch.user.as_ref().map(|user| format!(" as the user '{}'", user.name())).unwrap_or_default();
+    io::Error::new(error.kind(), format!("{what} cannot be started{user}: {error}"))
 }

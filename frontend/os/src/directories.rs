@@ -141,7 +141,7 @@ fn is_temporary(name: &str, kinds: &[Kind]) -> bool {
 
 /// Returns the lock of a marked directory that no server uses.
 fn abandoned(path: &Path) -> Option<File> {
-    if !is_private(path).ok()? || !is_marked(path) {
+    if !is_own(path) {
         return None;
     }
     let lock = opened(&path.join(LOCK)).ok()?;
@@ -172,6 +172,11 @@ pub fn make(path: &Path) -> io::Result<()> {
         mark(path)
     };
     made().map_err(|error| named(path, &error))
+}
+
+/// Returns whether a path is a directory that this user's servers have created and marked.
+pub(crate) fn is_own(path: &Path) -> bool {
+    is_private(path).unwrap_or(false) && is_marked(path)
 }
 
 /// Locks a directory that [`make`] created.

@@ -1,6 +1,6 @@
 //! Operating system services of the frontend: the clock, the server's directories, the limit of file descriptors, watched files,
-//! connections to other servers, control groups, the order of processes when memory runs out, threads, work in the background,
-//! and messages to systemd.
+//! connections to other servers, control groups, the user of workers, the order of processes when memory runs out, threads, work
+//! in the background, and messages to systemd.
 
 #[allow(unsafe_code)]
 pub mod background;
@@ -18,3 +18,5 @@ pub mod removal;
 pub mod service_manager;
 pub mod threads;
 pub mod variables;
+#[allow(unsafe_code)]
+pub mod worker_user;

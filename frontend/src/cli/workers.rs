@@ -1,11 +1,13 @@
 //! The flags of the processes that run models.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
 use pharos_engine::launch::{SandboxMode, Sandboxes, limits};
 use pharos_os::control_groups::Limits;
+use pharos_os::worker_user::WorkerUser;
 use regex::Regex;
 
 use super::{WORKERS, boolean, positive_seconds, seconds, whole};
@@ -55,6 +57,10 @@ pub struct Workers {
     /// Regular expression of environment variables to hide from workers; it must match the whole name
     #[arg(long, value_name = "REGEX", env = "PHAROS_WORKER_HIDDEN_VARIABLES", value_parser = whole_name, help_heading = WORKERS)]
     pub worker_hidden_variables: Option<Regex>,
+    /// User, and optionally group, that runs models, by name or number; the server must have the rights of root, and the user must be
+    /// able to read the models [default: the user of the server]
+    #[arg(long, value_name = "USER[:GROUP]", env = "PHAROS_WORKER_USER", value_parser = user, help_heading = WORKERS)]
+    pub worker_user: Option<Arc<WorkerUser>>,
     /// Run models in a sandbox: they may read only their own files and the system's libraries, write only a temporary directory,
     /// open no network connections, and reach no other processes: off (only models with the parameter sandbox), auto (as far as the kernel
     /// supports it), or on
@@ -83,7 +89,7 @@ pub struct Workers {
     #[arg(long, value_name = "DIR", env = "PHAROS_BACKEND_DIRECTORY", help_heading = WORKERS)]
     pub backend_directory: Option<PathBuf>,
     /// Directory for unpacked archives of EXECUTION_ENV_PATH, one copy for all models; copies unused for two weeks are removed
-    /// [default: pharos/environments in the user's cache directory]
+    /// [default: pharos/environments in the user's cache directory; /var/cache/pharos with --worker-user]
     #[arg(long, value_name = "DIR", env = "PHAROS_ENVIRONMENT_CACHE_DIRECTORY", help_heading = WORKERS)]
     pub environment_cache_directory: Option<PathBuf>,
 }
@@ -118,6 +124,10 @@ fn preload(text: &str) -> Result<Preload, String> {
         }
         None => Ok(Preload(names.into_iter().map(str::to_owned).collect())),
     }
+}
+
+fn user(text: &str) -> Result<Arc<WorkerUser>, String> {
+    WorkerUser::find(text).map(Arc::new)
 }
 
 fn memory(text: &str) -> Result<u64, String> {

@@ -2,8 +2,10 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::cli::Options;
+use pharos_os::worker_user::WorkerUser;
 use pharos_telemetry::system::{self, Devices, Roots};
 use pharos_torchserve as torchserve;
 
@@ -19,6 +21,10 @@ impl torchserve::Executable for Executable {
 
     fn python(&self, options: &Options) -> Option<PathBuf> {
         options.workers.python.clone()
+    }
+
+    fn worker_user(&self, options: &Options) -> Option<Arc<WorkerUser>> {
+        options.workers.worker_user.clone()
     }
 
     fn gpus(&self, options: Option<&Options>) -> Vec<u32> {

@@ -1,8 +1,9 @@
 //! What models can do to the server and to the machine: rights of the server's process that it never needs, the environment
-//! variables that workers inherit, their sandboxes and their limits.
+//! variables that workers inherit, their user, their sandboxes and their limits.
 
 use std::ffi::OsString;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use regex::Regex;
@@ -10,8 +11,11 @@ use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::thread::set_no_new_privs;
 
 use crate::cli;
+use pharos::wire::access::AccessCheck;
 use pharos_engine::launch::{WorkerLimits, sandbox};
+use pharos_engine::store::Location;
 use pharos_os::control_groups::ControlGroups;
+use pharos_os::worker_user::{WorkerUser, check_rights, make_passable};
 use pharos_os::{service_manager, variables};
 use pharos_telemetry::system::Roots;
 
@@ -35,6 +39,55 @@ pub(super) fn report_sandbox(worker: &Path, workers: &cli::Workers) -> Result<()
         tracing::warn!("sandboxes of workers: {gap}");
     }
     Ok(())
+}
+
+/// Checks that this process can start workers as another user, and that the user can read what all of them read. Creates a
+/// directory for copies of models that does not exist, because the user must be able to pass through it.
+///
+/// # Errors
+/// Rights are missing; the text names them, or a path and the reason.
+pub(super) fn check_user(options: &cli::Options, (worker, onnxruntime): (&Path, Option<&Path>)) -> Result<(), String> {
+    let Some(user) = options.workers.worker_user.as_deref() else { return Ok(()) };
+    let missing = check_rights().map_err(|why| format!("--worker-user needs the rights of root: {why}"))?;
+    if !missing.is_empty() {
+        tracing::warn!(
+            "--worker-user: without {}, the memory of models is not measured, and workers that start do not give way to others",
+            missing.join(" and ")
+        );
+    }
+    let cache = options.models.cache_directory.as_deref();
+    let made = cache.map_or(Ok(()), make_passable);
+    made.map_err(|error| format!("--repository-cache-directory cannot be created: {error}"))?;
+    let workers = &options.workers;
+    let mut read = Vec::new();
+    for location in options.models.locations() {
+        let Location::Directory(path) = location else { continue };
+        // The repository may be one that this server has made.
+        user.grant_read(&path).map_err(|error| format!("--worker-user: '{}': {error}", path.display()))?;
+        read.push(path);
+    }
+    // A name without a directory is searched for in the PATH.
+    let python = workers.python.as_deref().filter(|path| path.components().count() > 1);
+    let named = [python, onnxruntime, workers.backend_directory.as_deref()];
+    read.extend(named.into_iter().flatten().map(Path::to_owned));
+    let pass = cache.map(Path::to_owned).into_iter().collect();
+    check_access(user, worker, &AccessCheck { read, pass, write: vec![std::env::temp_dir()] })
+}
+
+/// Lets the worker's executable check what it may access as this user.
+fn check_access(user: &WorkerUser, worker: &Path, check: &AccessCheck) -> Result<(), String> {
+    let mut command = Command::new(worker);
+    user.run(&mut command);
+    let output = command.args(check.arguments()).stdin(Stdio::null()).stderr(Stdio::null()).output();
+    let refused = |what: String| Err(format!("--worker-user: the user '{}' cannot {what}", user.name()));
+    match output {
+        Err(error) => refused(format!("execute '{}': {error}", worker.display())),
+        Ok(output) => match String::from_utf8_lossy(&output.stdout).lines().next() {
+            Some(line) => refused(line.to_owned()),
+            None if output.status.success() => Ok(()),
+            None => refused(format!("execute '{}': {}", worker.display(), output.status)),
+        },
+    }
 }
 
 /// Returns the limits of workers, after a try to make a group with them.

@@ -125,8 +125,9 @@ fn plan<E: Executable>(
     given.extend(arguments);
     let options = executable.parse(given)?;
     if let Some(python) = executable.python(&options) {
-        settings.python = python;
+        settings.pip.python = python;
     }
+    settings.pip.user = executable.worker_user(&options);
     Ok(Plan {
         options,
         settings: Arc::new(settings),

@@ -2,9 +2,11 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use super::Settings;
 use super::settings::Note;
+use pharos_os::worker_user::WorkerUser;
 
 /// The executable that this launcher is part of.
 pub trait Executable {
@@ -19,6 +21,9 @@ pub trait Executable {
 
     /// Returns the Python interpreter named in options.
     fn python(&self, options: &Self::Options) -> Option<PathBuf>;
+
+    /// Returns the user of the programs that run models, if options name one.
+    fn worker_user(&self, options: &Self::Options) -> Option<Arc<WorkerUser>>;
 
     /// Returns the ids of the GPUs that are usable with these options; `None` means default options.
     fn gpus(&self, options: Option<&Self::Options>) -> Vec<u32>;

@@ -7,10 +7,12 @@ mod read;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use pharos_listener::TlsFiles;
 use pharos_os::threads;
+use pharos_os::worker_user::WorkerUser;
 use regex::Regex;
 
 pub use keys::{Effect, KEYS, Key};
@@ -24,6 +26,21 @@ pub struct Address {
     pub socket: SocketAddr,
     /// Whether the listener uses TLS, with the files of [`Settings::tls`].
     pub tls: bool,
+}
+
+/// The program that installs packages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pip {
+    /// The interpreter that runs it.
+    pub python: PathBuf,
+    /// The user of the process; `None` for that of this one.
+    pub user: Option<Arc<WorkerUser>>,
+}
+
+impl Default for Pip {
+    fn default() -> Self {
+        Self { python: "python3".into(), user: None }
+    }
 }
 
 /// Token authorization.
@@ -99,8 +116,8 @@ pub struct Settings {
     pub allowed_urls: Vec<Regex>,
     /// `install_py_dep_per_model`.
     pub install_requirements: bool,
-    /// The interpreter that runs pip.
-    pub python: PathBuf,
+    /// How packages are installed.
+    pub pip: Pip,
     /// `default_workers_per_model`; 0 if it is not configured.
     pub configured_workers: u32,
     /// The ids of the GPUs that workers are distributed over.

@@ -12,6 +12,7 @@ from harness.processes import worker_model
 from harness.server import Server, alive
 from harness.waiting import DEADLINE_S, eventually
 from harness.wire import tensor
+from security.other_user import FLAG, GROUP, USER, identity, reachable
 
 GROUPS = Path("/sys/fs/cgroup")
 MIB = 1 << 20
@@ -146,6 +147,24 @@ def test_each_worker_has_a_group_with_the_limits(tmp_path, forks):
     server.wait_until_ready()
     assert not [name for name in server.groups() if name.startswith(f"pharos-{own}-")]
     server.stop()
+
+
+@pytest.mark.parametrize("forks", ["true", "false"])
+def test_workers_of_another_user_have_groups_that_they_cannot_change(tmp_path, forks):
+    mounts, environment = reachable(tmp_path)
+    options = [FLAG, f"--worker-fork={forks}", f"--worker-memory-limit={300 * MIB}"]
+    through = ["unshare", "--mount", "sh", "-e", "-c", f'{mounts}\nexec "$@"', "sh"]
+    server = Service(tmp_path, repository(tmp_path), *options, through=through)
+    server.environment = environment
+    with server:
+        assert serves(server)
+        worker = server.worker("user")
+        group = group_of(worker)
+        assert identity(worker) == (USER, GROUP, [GROUP], {"0" * 16}) and group.name.startswith("pharos-")
+        for file, text in (("memory.max", "max"), ("cgroup.procs", "0"), ("../cgroup.procs", "0"), ("../../cgroup.procs", "0")):
+            write = ["setpriv", f"--reuid={USER}", f"--regid={GROUP}", "--clear-groups", "sh", "-c", f"echo {text} > {group}/{file}"]
+            done = subprocess.run(write, capture_output=True, text=True)
+            assert done.returncode != 0 and "Permission denied" in done.stderr, (file, done)
 
 
 def test_a_worker_that_exceeds_its_memory_is_restarted(tmp_path):

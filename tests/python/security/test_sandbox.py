@@ -15,6 +15,7 @@ import pytest
 from harness.processes import worker_model
 from harness.server import EXAMPLES, Server, binary
 from harness.waiting import eventually
+from security.hostile import attack, write_model
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the attacks need root, which could do most harm")
 
@@ -28,13 +29,7 @@ def kernel():
         pytest.skip(f"this kernel cannot make a whole sandbox: {lacking}")
 
 
-CONFIG = """backend: "python"
-input [ {{ name: "ATTACK" data_type: TYPE_STRING dims: [ 2 ] }} ]
-output [ {{ name: "RESULT" data_type: TYPE_STRING dims: [ 1 ] }} ]
-{}
-"""
 AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
-CODE = Path(__file__).with_name("hostile_model.py")
 VARIABLES = {
     "AWS_SECRET_ACCESS_KEY": "secret",
     "PHAROS_HTTP_RESTRICTED_API": "trace:admin-key=secret",
@@ -42,22 +37,6 @@ VARIABLES = {
     "HF_HOME": "/data/models",
     "MY_SETTING": "7",
 }
-
-
-def write_model(repository: Path, name: str, parameter: str = ""):
-    """Writes the hostile model, with this value of its parameter `sandbox`."""
-    (repository / name / "1").mkdir(parents=True)
-    (repository / name / "1/model.py").write_text(CODE.read_text())
-    text = f'parameters {{ key: "sandbox" value {{ string_value: "{parameter}" }} }}' if parameter else ""
-    (repository / name / "config.pbtxt").write_text(CONFIG.format(text))
-
-
-def attack(server, kind: str, target="", model="hostile") -> str:
-    """Lets the model attack; returns `done`, what it found, or the name of the error."""
-    request = {"inputs": [{"name": "ATTACK", "datatype": "BYTES", "shape": [2], "data": [kind, str(target)]}]}
-    status, answer = server.infer(model, request)
-    assert status == 200, answer
-    return answer["outputs"][0]["data"][0]
 
 
 def started(tmp_path, *options, parameter="") -> Server:

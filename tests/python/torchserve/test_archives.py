@@ -23,6 +23,7 @@ import pytest
 from harness.ports import free_ports
 from harness.server import ROOT, alive, binary
 from harness.waiting import DEADLINE_S, eventually
+from torchserve.wheels import wheel
 
 PYTHON = os.environ.get("PHAROS_PYTHON") or sys.executable
 has_worker = subprocess.run([PYTHON, "-c", "import pharos_worker"], capture_output=True).returncode == 0
@@ -341,18 +342,6 @@ def test_a_model_that_takes_too_long_to_load_is_refused(tmp_path):
             status, text = server.register(url, **more)
             assert status == 500, text
         assert json.loads(server.ask("/models", at="management")[1])["models"] == []
-
-
-def wheel(folder: Path) -> Path:
-    """Builds a package with one module that pip installs without a network."""
-    path = folder / "pharos_tried-1.0-py3-none-any.whl"
-    info = "pharos_tried-1.0.dist-info"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("pharos_tried.py", "WORD = 'installed'\n")
-        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: pharos-tried\nVersion: 1.0\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: none\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", "")
-    return path
 
 
 def test_requirements_are_installed_if_the_configuration_says_so(tmp_path):

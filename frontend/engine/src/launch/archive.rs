@@ -20,6 +20,7 @@ use super::unpack::{Limits, unpack};
 use pharos_os::clock;
 use pharos_os::directories;
 use pharos_os::removal::remove_tree;
+use pharos_os::worker_user::{self, WorkerUser};
 
 /// The subdirectory for environments.
 const SUBDIR: &str = "pharos-environments";
@@ -36,6 +37,14 @@ const RETRY_PAUSE: Duration = Duration::from_millis(10);
 /// The contents of the lock file of a complete environment.
 const READY: &[u8] = b"ready\n";
 
+/// Where environments are unpacked.
+pub(super) struct Cache<'a> {
+    /// The folder, which is created if it does not exist.
+    pub(super) folder: &'a Path,
+    /// The user to whom they belong; `None` for that of this process.
+    pub(super) user: Option<&'a WorkerUser>,
+}
+
 /// An unpacked environment. It is not removed while this value exists.
 #[derive(Debug)]
 pub(crate) struct Environment {
@@ -49,22 +58,21 @@ impl Environment {
     }
 }
 
-/// Returns the environment of an archive, unpacking it into `folder` if necessary. `interpreter` returns the command
-/// of its Python.
+/// Returns the environment of an archive, unpacking it if necessary. `interpreter` returns the command of its Python.
 ///
 /// # Errors
 /// The archive or the folder cannot be used.
 pub(super) fn unpacked(
-    folder: &Path,
+    cache: &Cache<'_>,
     archive: &Path,
     interpreter: impl FnOnce(&Path) -> Result<Command, String>,
 ) -> Result<Environment, String> {
-    let in_folder = |error: io::Error| format!("the folder '{}' of environments: {error}", folder.display());
-    let own = prepare(folder).map_err(in_folder)?;
+    let in_folder = |error: io::Error| format!("the folder '{}' of environments: {error}", cache.folder.display());
+    let own = prepare(cache).map_err(in_folder)?;
     let folder = own.as_path();
     let unreadable = |error: io::Error| format!("it cannot be read: {error}");
     let mut file = File::open(archive).map_err(unreadable)?;
-    let key = key(&mut file).map_err(unreadable)?;
+    let key = key(&mut file, cache.user).map_err(unreadable)?;
     let path = folder.join(&key);
     let mut lock = locked(folder, &key).map_err(in_folder)?;
     let ready = is_ready(&mut lock).map_err(in_folder)?;
@@ -78,7 +86,8 @@ pub(super) fn unpacked(
         tracing::info!("unpacking the environment '{}' into '{}'", archive.display(), path.display());
         file.rewind().map_err(unreadable)?;
         let whole = unpack(file, &path, &Limits::default()).map_err(|error| format!("it cannot be unpacked: {error}"));
-        if let Err(error) = whole.and_then(|()| relocate(&path, interpreter(&path)?)) {
+        let owned = whole.and_then(|()| cache.user.map_or(Ok(()), |user| user.give(&path)).map_err(in_folder));
+        if let Err(error) = owned.and_then(|()| relocate(&path, interpreter(&path)?)) {
             let _ = remove(&path);
             return Err(error);
         }
@@ -93,8 +102,12 @@ pub(super) fn unpacked(
 }
 
 /// Creates the folder and the subdirectory. Its contents are executed, so the folder must be writable only by this user.
-fn prepare(folder: &Path) -> io::Result<PathBuf> {
-    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+fn prepare(cache: &Cache<'_>) -> io::Result<PathBuf> {
+    let folder = cache.folder;
+    match cache.user {
+        Some(_) => worker_user::make_passable(folder)?,
+        None => DirBuilder::new().recursive(true).mode(0o700).create(folder)?,
+    }
     let metadata = fs::metadata(folder)?;
     if metadata.uid() != rustix::process::geteuid().as_raw() || metadata.mode() & 0o022 != 0 {
         return Err(io::Error::other("other users can write to it; change --environment-cache-directory"));
@@ -103,9 +116,13 @@ fn prepare(folder: &Path) -> io::Result<PathBuf> {
     directories::make(&own).map(|()| own)
 }
 
-/// Returns the name of an environment: a hash of the bytes of its archive.
-fn key(file: &mut File) -> io::Result<String> {
+/// Returns the name of an environment: a hash of the bytes of its archive, and of the user to whom it belongs if that is not the
+/// server's.
+fn key(file: &mut File, user: Option<&WorkerUser>) -> io::Result<String> {
     let mut hasher = blake3::Hasher::new();
+    if let Some(user) = user {
+        hasher.update(format!("user {}\n", user.uid()).as_bytes());
+    }
     let mut piece = vec![0; 1 << 20];
     loop {
         let read = file.read(&mut piece)?;
@@ -228,6 +245,10 @@ mod tests {
         builder.into_inner().unwrap().finish().unwrap();
     }
 
+    fn at(folder: &Path) -> Cache<'_> {
+        Cache { folder, user: None }
+    }
+
     fn python(home: &Path) -> Result<Command, String> {
         let mut command = Command::new(home.join("bin/python3"));
         command.env("VIRTUAL_ENV", home);
@@ -243,7 +264,7 @@ mod tests {
             let (sender, done) = mpsc::channel();
             for _ in 0..4 {
                 let (sender, one, cache) = (sender.clone(), one.clone(), folder.path().join(round.to_string()));
-                thread::spawn(move || sender.send(unpacked(&cache, &one, python)));
+                thread::spawn(move || sender.send(unpacked(&at(&cache), &one, python)));
             }
             let used: Vec<_> = (0..4).map(|_| done.recv_timeout(Duration::from_secs(20)).unwrap().unwrap()).collect();
             assert_eq!(used.len(), 4);
@@ -262,7 +283,7 @@ mod tests {
         fs::copy(&one, &copy).unwrap();
         let same: Vec<PathBuf> = thread::scope(|scope| {
             let get =
-                |path: PathBuf, cache: PathBuf| move || unpacked(&cache, &path, python).unwrap().path().to_owned();
+                |path: PathBuf, cache: PathBuf| move || unpacked(&at(&cache), &path, python).unwrap().path().to_owned();
             let threads: Vec<_> =
                 [&one, &copy, &one].map(|path| scope.spawn(get(path.clone(), cache.clone()))).into_iter().collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -272,14 +293,17 @@ mod tests {
         assert_eq!(fs::read_link(home.join("bin/python")).unwrap(), Path::new("python3"));
         assert_eq!(fs::metadata(home.join("bin/python3")).unwrap().mode() & 0o777, 0o755);
         fs::write(home.join("mark"), "").unwrap();
-        assert!(unpacked(&cache, &one, python).unwrap().path().join("mark").exists(), "the archive was unpacked again");
+        assert!(
+            unpacked(&at(&cache), &one, python).unwrap().path().join("mark").exists(),
+            "the archive was unpacked again"
+        );
         archive(&one, &[(EntryType::Regular, "bin/python3", "#!/bin/bash\n")]);
-        let other = unpacked(&cache, &one, python).unwrap();
+        let other = unpacked(&at(&cache), &one, python).unwrap();
         assert_ne!(other.path(), home);
         // An interrupted unpacking is repeated.
         fs::write(cache.join(SUBDIR).join(format!("{}.lock", home.file_name().unwrap().to_str().unwrap())), "")
             .unwrap();
-        assert!(!unpacked(&cache, &copy, python).unwrap().path().join("mark").exists());
+        assert!(!unpacked(&at(&cache), &copy, python).unwrap().path().join("mark").exists());
     }
 
     #[test]
@@ -289,7 +313,7 @@ mod tests {
         let environment = |name: &str| {
             let path = folder.path().join(name);
             archive(&path, &[(EntryType::Regular, "bin/python3", name)]);
-            unpacked(&cache, &path, python).unwrap()
+            unpacked(&at(&cache), &path, python).unwrap()
         };
         // Foreign files with old lock files, beside the environments and in their subdirectory.
         let of_others = [cache.join("poetry"), cache.join(SUBDIR).join("Cargo")];
@@ -334,7 +358,7 @@ mod tests {
         ];
         for (pieces, expected) in cases {
             archive(&path, pieces);
-            let error = unpacked(&cache, &path, python).unwrap_err();
+            let error = unpacked(&at(&cache), &path, python).unwrap_err();
             assert!(error.contains(expected), "{error}");
             assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
             let left =
@@ -342,7 +366,7 @@ mod tests {
             assert_eq!(left, 0, "files of a failed unpacking are left: {error}");
         }
         fs::write(&path, [0x1f, 0x8b, 8, 0, 1, 2, 3]).unwrap();
-        assert!(unpacked(&cache, &path, python).unwrap_err().starts_with("it cannot be unpacked: "));
+        assert!(unpacked(&at(&cache), &path, python).unwrap_err().starts_with("it cannot be unpacked: "));
     }
 
     #[test]
@@ -362,11 +386,11 @@ mod tests {
         let script = |text: &'static str| (EntryType::Regular, "bin/conda-unpack", text);
         let python3 = (EntryType::Regular, "bin/python3", "#!/bin/sh\nexec /bin/sh \"$@\"\n");
         archive(&path, &[python3, script("echo \"$CONDA_PREFIX$VIRTUAL_ENV\" > $(dirname $0)/../where\n")]);
-        let home = unpacked(&folder.path().join("cache"), &path, python).unwrap();
+        let home = unpacked(&at(&folder.path().join("cache")), &path, python).unwrap();
         let location = fs::read_to_string(home.path().join("where")).unwrap();
         assert_eq!(Path::new(location.trim()), home.path());
         archive(&path, &[python3, script("echo no room >&2; exit 3\n")]);
-        let error = unpacked(&folder.path().join("cache"), &path, python).unwrap_err();
+        let error = unpacked(&at(&folder.path().join("cache")), &path, python).unwrap_err();
         assert!(error.contains("conda-unpack failed: exit status: 3: no room"), "{error}");
     }
 }

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::archive::{self, Environment};
+use super::archive::{self, Cache, Environment};
 use super::backends::absolute;
 use super::{ENVIRONMENT, Launch, MODEL_DIRECTORY, Model, Program, activation, sandbox};
 
@@ -114,11 +114,12 @@ fn by_parameter(program: &Program, model: &Model<'_>, value: &str) -> Result<Nam
         check(model.name, &interpreter)?;
         let mut sandbox = sandbox::of(program, model)?;
         sandbox.iter_mut().for_each(|sandbox| sandbox.permit(sandbox::of_interpreter(&interpreter.path)));
-        let (variables, hidden) = (activation::variables(home), program.hidden.clone());
-        let launch = Launch { executable: interpreter.path, variables, hidden, sandbox, ..Launch::default() };
+        let (variables, hidden, user) = (activation::variables(home), program.hidden.clone(), program.user.clone());
+        let launch = Launch { executable: interpreter.path, variables, hidden, user, sandbox, ..Launch::default() };
         Ok(launch.command(Some(home)))
     };
-    let unpacked = archive::unpacked(&program.environments, &path, prepare).map_err(|error| {
+    let cache = Cache { folder: &program.environments, user: program.user.as_deref() };
+    let unpacked = archive::unpacked(&cache, &path, prepare).map_err(|error| {
         format!("model '{}': the environment '{}' cannot be used: {error}", model.name, path.display())
     })?;
     let mut interpreter = in_environment(model.name, unpacked.path().to_owned(), BY_PARAMETER)?;

@@ -26,6 +26,7 @@ pub use settings::{Program, SandboxMode, Sandboxes, WorkerLimits};
 use backends::Found;
 use limits::{Limited, Parameters};
 use pharos::wire::fork_server::ONNX_RUNTIME;
+use pharos_os::worker_user::WorkerUser;
 use sandbox::Sandbox;
 
 /// The backends of the ordinary worker.
@@ -72,6 +73,8 @@ pub(crate) struct Launch {
     pub(crate) interpreter: Option<Interpreter>,
     /// The modules that a fork server loads for it; `None` if it is not started by one.
     pub(crate) preload: Option<Vec<String>>,
+    /// The user of the process; `None` for that of this one.
+    pub(crate) user: Option<Arc<WorkerUser>>,
     /// The restrictions of the process.
     pub(crate) sandbox: Option<Sandbox>,
     /// The limits of the process.
@@ -93,6 +96,9 @@ impl Launch {
         // First: the program gets its variables also if they have hidden names.
         for name in &self.hidden {
             command.env_remove(name);
+        }
+        if let Some(user) = &self.user {
+            user.run(&mut command);
         }
         match &self.sandbox {
             Some(sandbox) => {
@@ -122,7 +128,22 @@ pub(crate) fn choose(program: &Program, model: &Model<'_>) -> Result<Launch, Str
     let mut launch = of_backend(program, model)?;
     launch.variables.push(without_telemetry(std::env::var_os(TELEMETRY)));
     let sandbox = sandbox::of(program, model)?.map(|sandbox| permitted(sandbox, &launch));
-    Ok(Launch { hidden: program.hidden.clone(), sandbox, limits: limits::of(program, model)?, ..launch })
+    let (hidden, user) = (program.hidden.clone(), program.user.clone());
+    if let Some(user) = &user {
+        grant_files(user, model)?;
+    }
+    Ok(Launch { hidden, user, sandbox, limits: limits::of(program, model)?, ..launch })
+}
+
+/// Lets the user of a model's programs read its files, if this server has made them: those of a load request, and copies from an
+/// object store.
+fn grant_files(user: &WorkerUser, model: &Model<'_>) -> Result<(), String> {
+    for path in [model.directory, model.version] {
+        user.grant_read(path).map_err(|error| {
+            format!("model '{}': the user '{}' cannot be given its files: {error}", model.name, user.name())
+        })?;
+    }
+    Ok(())
 }
 
 /// Adds what the program itself consists of.

@@ -115,7 +115,9 @@ pub(super) fn of(program: &Program, model: &Model<'_>) -> Result<Option<Sandbox>
         permissions.read.extend(paths_of(variable));
     }
     // The packages that `pip install --user` installs.
-    permissions.read.extend(std::env::var_os("HOME").map(|home| Path::new(&home).join(".local/lib")));
+    let home = program.user.as_ref().map(|user| user.home().to_owned());
+    let home = home.or_else(|| std::env::var_os("HOME").map(PathBuf::from));
+    permissions.read.extend(home.map(|home| home.join(".local/lib")));
     permissions.read.extend(read.iter().cloned());
     permissions.write.extend(DEVICES.iter().map(PathBuf::from).chain(gpu_devices(Path::new("/dev"))));
     permissions.write.extend(write.iter().cloned());

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use pharos_os::control_groups::{ControlGroups, Limits};
+use pharos_os::worker_user::WorkerUser;
 
 use super::PYTHON;
 
@@ -29,6 +30,8 @@ pub struct Program {
     pub environments: PathBuf,
     /// Environment variables of this process that workers do not inherit.
     pub hidden: Vec<OsString>,
+    /// The user of these programs; `None` for that of this process.
+    pub user: Option<Arc<WorkerUser>>,
     /// The sandboxes of these programs.
     pub sandboxes: Sandboxes,
     /// The limits of their processes.
@@ -48,9 +51,13 @@ impl Program {
         PYTHON.contains(&backend) || self.deployment_backends.contains(&backend)
     }
 
-    /// Returns the default folder of environments: in the user's cache folder, or in a per-user folder of the temporary
-    /// directory.
-    pub fn default_environments() -> PathBuf {
+    /// Returns the default folder of environments. For workers with a user of their own, it is one of the system, because they
+    /// could not reach that of this process's user; else it is in the user's cache folder, or in a per-user folder of the
+    /// temporary directory.
+    pub fn default_environments(user: Option<&WorkerUser>) -> PathBuf {
+        if user.is_some() {
+            return PathBuf::from("/var/cache/pharos");
+        }
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let cache =
             set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache"))).filter(|path| path.is_absolute());

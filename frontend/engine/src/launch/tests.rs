@@ -21,16 +21,11 @@ impl Fixture {
         }
         let program = Program {
             worker: "/opt/pharos-worker".into(),
-            onnxruntime: None,
             python: Some("/bin/sh".into()),
-            forks: false,
-            python_preload: Vec::new(),
             backends: Some(root.join("backends")),
             environments: root.join("environments"),
-            hidden: Vec::new(),
             deployment_backends: vec!["rows"],
-            sandboxes: Sandboxes::default(),
-            limits: WorkerLimits::default(),
+            ..Program::default()
         };
         Self { folder, program }
     }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use pharos_os::blocking;
 use pharos_os::directories::{Kind, Temporary};
+use pharos_os::worker_user::WorkerUser;
 
 /// A directory that is removed with its contents when dropped.
 #[derive(Debug)]
@@ -17,14 +18,15 @@ pub(crate) struct TemporaryFiles {
 }
 
 impl TemporaryFiles {
-    /// Creates an empty directory.
+    /// Creates an empty directory, which belongs to this user if there is one.
     ///
     /// # Errors
-    /// The directory cannot be created.
-    pub(crate) fn new() -> io::Result<Self> {
+    /// The directory cannot be created or given to the user.
+    pub(crate) fn new(user: Option<&WorkerUser>) -> io::Result<Self> {
         let parent = Temporary::new(Kind::WORKER)?;
         let path = parent.path().join("files");
         DirBuilder::new().mode(0o700).create(&path)?;
+        user.map_or(Ok(()), |user| user.give(&path))?;
         Ok(Self { parent: Some(parent), path })
     }
 
@@ -49,11 +51,11 @@ mod tests {
     #[test]
     fn is_removed_with_its_contents() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let outside = TemporaryFiles::new().unwrap();
-        let parents = [&outside, &runtime.block_on(async { TemporaryFiles::new().unwrap() })]
+        let outside = TemporaryFiles::new(None).unwrap();
+        let parents = [&outside, &runtime.block_on(async { TemporaryFiles::new(None).unwrap() })]
             .map(|files| files.parent.as_ref().unwrap().path().to_owned());
         runtime.block_on(async {
-            let files = TemporaryFiles::new().unwrap();
+            let files = TemporaryFiles::new(None).unwrap();
             std::fs::write(files.path().join("left"), "x").unwrap();
         });
         drop(outside);

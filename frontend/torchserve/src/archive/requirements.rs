@@ -2,11 +2,13 @@
 //! the handler finds them first, or in a separate directory if the archive is a directory of the user, which is never written to.
 
 use std::fs::{self, File};
+use std::io::{self, Read, Seek};
 use std::path::{Component, Path};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use super::{Archive, Unpacked, new_directory};
+use crate::settings::Pip;
 use crate::{Refused, Settings};
 use pharos_os::clock;
 use pharos_os::variables::is_inherited;
@@ -38,7 +40,7 @@ pub(super) fn install(settings: &Settings, archive: &Archive) -> Result<Option<U
     let directory = archive.directory.path();
     let separate = if archive.directory.is_own() { None } else { Some(new_directory(settings)?) };
     let target = separate.as_ref().map_or(directory, Unpacked::path);
-    pip(&settings.python, (directory, file), target).map_err(|why| failed(&why))?;
+    settings.pip.install((directory, file), target).map_err(|why| failed(&why))?;
     Ok(separate)
 }
 
@@ -46,39 +48,61 @@ fn is_for_pip(name: &str) -> bool {
     is_inherited(name) || name.starts_with("PIP_") || name.to_ascii_lowercase().ends_with("_proxy")
 }
 
-/// Installs the packages listed in a file of a directory into `target`. Paths in the file are relative to the directory.
-fn pip(python: &Path, (directory, file): (&Path, &str), target: &Path) -> Result<(), String> {
-    let failed = |error: std::io::Error| format!("cannot start '{}': {error}", python.display());
-    let path = target.join(PIP_LOG);
-    let output = File::create(&path).map_err(|error| format!("cannot write '{}': {error}", path.display()))?;
-    let mut command = Command::new(python);
-    command.args(["-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--target"]).arg(target);
-    command.args(["-r", file]);
-    // An archive's packages can run code while they are installed, which gets no more than a model and pip's own settings.
-    for (name, _) in std::env::vars_os() {
-        if !name.to_str().is_some_and(is_for_pip) {
-            command.env_remove(name);
+impl Pip {
+    /// Installs the packages listed in a file of a directory into `target`, which then belongs to the user. Paths in the file are
+    /// relative to the directory.
+    fn install(&self, (directory, file): (&Path, &str), target: &Path) -> Result<(), String> {
+        let path = target.join(PIP_LOG);
+        let cannot_write = |error: io::Error| format!("cannot write '{}': {error}", path.display());
+        let output = File::options().read(true).write(true).create(true).truncate(true).open(&path);
+        let mut output = output.map_err(cannot_write)?;
+        let mut command = self.command(file, target);
+        if let Some(user) = &self.user {
+            let given = user.grant_read(directory).and_then(|()| user.give(target));
+            given.map_err(|error| format!("the user '{}' cannot be given its files: {error}", user.name()))?;
+            user.run(&mut command);
         }
+        let errors = output.try_clone().map_err(cannot_write)?;
+        command.current_dir(directory).stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
+        let status = self.run(command)?;
+        let mut text = String::new();
+        // Not by its name, at which code of a package may have put another file.
+        let _ = output.rewind().and_then(|()| output.read_to_string(&mut text));
+        let _ = fs::remove_file(&path);
+        if status.success() {
+            return Ok(());
+        }
+        let error = text.lines().rfind(|line| line.starts_with("ERROR")).or_else(|| text.lines().last());
+        Err(format!("{status}: {}", error.unwrap_or_default()))
     }
-    command.current_dir(directory).stdin(Stdio::null()).stdout(Stdio::null()).stderr(output);
-    let mut child = command.spawn().map_err(failed)?;
-    let begun = clock::now();
-    let status = loop {
-        match child.try_wait() {
-            Ok(Some(status)) => break status,
-            Ok(None) if clock::now() - begun < PIP_TIMEOUT => std::thread::sleep(Duration::from_millis(50)),
-            _ => {
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(format!("pip did not end within {} s", PIP_TIMEOUT.as_secs()));
+
+    fn command(&self, file: &str, target: &Path) -> Command {
+        let mut command = Command::new(&self.python);
+        command.args(["-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--target"]).arg(target);
+        command.args(["-r", file]);
+        // An archive's packages can run code while they are installed, which gets no more than a model and pip's own settings.
+        for (name, _) in std::env::vars_os() {
+            if !name.to_str().is_some_and(is_for_pip) {
+                command.env_remove(name);
             }
         }
-    };
-    let output = fs::read_to_string(&path).unwrap_or_default();
-    let _ = fs::remove_file(&path);
-    if status.success() {
-        return Ok(());
+        command
     }
-    let error = output.lines().rfind(|line| line.starts_with("ERROR")).or_else(|| output.lines().last());
-    Err(format!("{status}: {}", error.unwrap_or_default()))
+
+    fn run(&self, mut command: Command) -> Result<ExitStatus, String> {
+        let mut child =
+            command.spawn().map_err(|error| format!("cannot start '{}': {error}", self.python.display()))?;
+        let begun = clock::now();
+        loop {
+            match child.try_wait() {
+                Ok(Some(status)) => return Ok(status),
+                Ok(None) if clock::now() - begun < PIP_TIMEOUT => std::thread::sleep(Duration::from_millis(50)),
+                _ => {
+                    let _ = child.kill();
+                    let _ = child.wait();
+                    return Err(format!("pip did not end within {} s", PIP_TIMEOUT.as_secs()));
+                }
+            }
+        }
+    }
 }

@@ -9,7 +9,7 @@ use regex::Regex;
 use super::address::{self, Ports};
 use super::keys::{self, Effect};
 use super::models::{self, LoadModels, ModelProperties};
-use super::{Address, Age, Cors, Settings, TlsFiles, Token};
+use super::{Address, Age, Cors, Pip, Settings, TlsFiles, Token};
 
 /// A note about a valid configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,7 +89,7 @@ impl Reader<'_> {
             metrics_auto_detect: self.flag("model_metrics_auto_detect", false),
             disable_system_metrics: self.flag("disable_system_metrics", false),
             metric_time_interval: self.number::<u32>("metric_time_interval", 60)?.max(1),
-            python: PathBuf::from("python3"),
+            pip: Pip::default(),
             snapshots: true,
             properties: Vec::new(),
             work_directory,

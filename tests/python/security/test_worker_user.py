@@ -1,0 +1,217 @@
+"""Models that run as another user than the server (`--worker-user`): what they can reach, and the files that the server makes for
+them. The server's files are only for its user (umask 077), as in its unit of systemd."""
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+
+import pytest
+
+from faults.isolated import Isolated, missing
+from harness.ports import free_ports
+from harness.server import binary, fork_servers
+from harness.waiting import DEADLINE_S, eventually
+from repository.object_stores import CREDENTIALS, Store
+from security.hostile import CODE, CONFIG, attack, write_model
+from security.other_user import FLAG, GROUP, USER, identity, reachable
+from torchserve.wheels import wheel
+
+WHY_NOT = missing("mount", "mount", "setpriv") if os.geteuid() == 0 else "starting processes of another user needs root"
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+AS_USER = (USER, GROUP, [GROUP], {"0" * 16})
+KEPT = ["chown", "dac_override", "fowner", "kill", "setgid", "setuid"]
+"""The capabilities that the server needs."""
+
+
+def started(tmp_path, repositories, *options, through=()) -> Isolated:
+    """Returns a server. The command `through` starts it."""
+    mounts, environment = reachable(tmp_path)
+    server = Isolated("mount", f"{mounts}\numask 077", tmp_path, repositories, [FLAG, *options])
+    at = server.command.index(str(binary()))
+    server.command[at:at] = through
+    server.environment = environment | {"XDG_CACHE_HOME": "/root/.cache", "HF_HOME": "/data"}
+    return server
+
+
+def hostile(tmp_path):
+    """Returns a repository with the hostile model."""
+    write_model(tmp_path / "models", "hostile")
+    return [tmp_path / "models"]
+
+
+def leftovers(tmp_path) -> list:
+    """Returns the names of the temporary files and directories of servers."""
+    return sorted(os.listdir(tmp_path / "tmp"))
+
+
+@pytest.mark.parametrize("option", ["--worker-fork=true", "--worker-fork=false", "--worker-sandbox=on"])
+def test_a_model_cannot_reach_what_is_of_the_server(tmp_path, option):
+    secret = tmp_path / "tokens"
+    secret.write_text("token")
+    secret.chmod(0o600)
+    with started(tmp_path, hostile(tmp_path), option) as server:
+        (worker,) = server.workers()
+        for pid in (worker, *fork_servers(server.process.pid)):
+            assert identity(pid) == AS_USER
+        assert (len(fork_servers(server.process.pid)) == 1) == (option == "--worker-fork=true")
+        environment = json.loads(attack(server, "environment"))
+        assert (environment["HOME"], environment["USER"], environment["LOGNAME"]) == ("/", str(USER), str(USER))
+        assert "XDG_CACHE_HOME" not in environment and environment["HF_HOME"] == "/data"
+        code, own = tmp_path / "models/hostile/1/model.py", server.process.pid
+        targets = {"read": [secret, "/etc/shadow", f"/proc/{own}/environ", f"/proc/{own}/mem"], "list": ["/etc/ssl/private", server.logs]}
+        targets |= {kind: [own] for kind in ("kill", "ptrace", "read memory", "limit files")}
+        targets |= {"write": [code, tmp_path / "new"], "link": [f"/proc/{own}/fd/0"]}
+        found = {(kind, str(target)): attack(server, kind, target) for kind, all in targets.items() for target in all}
+        assert set(found.values()) == {"PermissionError"}, found
+        for kind, target in (("read", code), ("temporary file", ""), ("child process", ""), ("threads", ""), ("numpy", "")):
+            assert attack(server, kind, target) == "done", kind
+        # Ended workers are replaced by others of the user, and the server can end them.
+        os.kill(worker, signal.SIGKILL)
+        eventually("the model has another worker", lambda: server.workers() and worker not in server.workers())
+        assert attack(server, "threads") == "done"
+        assert [identity(pid) for pid in server.workers()] == [AS_USER]
+    assert leftovers(tmp_path) == []
+
+
+def test_files_of_a_load_are_readable_for_its_model_alone(tmp_path):
+    (tmp_path / "models").mkdir()
+    options = ["--model-control-mode=explicit", "--allow-model-upload"]
+    with started(tmp_path, [tmp_path / "models"], *options) as server:
+        config = {"backend": "python", "input": [{"name": "ATTACK", "data_type": "TYPE_STRING", "dims": [2]}]}
+        config |= {"output": [{"name": "RESULT", "data_type": "TYPE_STRING", "dims": [1]}]}
+        files = {"file:1/model.py": base64.b64encode(CODE.read_bytes()).decode()}
+        body = json.dumps({"parameters": files | {"config": json.dumps(config)}})
+        assert server.ask("POST", "/v2/repository/models/hostile/load", body) == (200, "")
+        (directory,) = (tmp_path / "tmp").glob("pharos-load-*")
+        code = next(directory.rglob("model.py"))
+        assert attack(server, "read", code) == "done" and attack(server, "write", code) == "PermissionError"
+        for path in (directory, *directory.rglob("*")):
+            assert not path.stat().st_mode & 0o007, f"{path} is open to every user"
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("lasting", [True, False])
+def test_copies_of_objects_are_readable_for_their_model(tmp_path, lasting):
+    cache = [f"--repository-cache-directory={tmp_path}/new/cache"] if lasting else []
+    with Store(tmp_path) as store:
+        store.put("m/hostile/1/model.py", CODE.read_text())
+        store.put("m/hostile/config.pbtxt", CONFIG.format(""))
+        server = started(tmp_path, [f"s3://{store.endpoint}/{store.bucket}/m"], *cache)
+        server.environment |= CREDENTIALS
+        with server:
+            assert attack(server, "threads") == "done"
+            assert [identity(pid) for pid in server.workers()] == [AS_USER]
+    assert leftovers(tmp_path) == []
+
+
+def test_an_environment_belongs_to_the_user(tmp_path):
+    """Its script `conda-unpack`, which changes its files, runs as the user, too."""
+    repository, script, home = tmp_path / "models", tmp_path / "conda-unpack", tmp_path / "environment"
+    write_model(repository, "hostile")
+    script.write_text(
+        "import os, sys\n"
+        "home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))\n"
+        "open(home + '/relocated', 'w').write(str(os.getuid()))\n"
+    )
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", str(home)], check=True)
+    with tarfile.open(repository / "hostile/env.tar.gz", "w:gz") as archive:
+        archive.add(home, ".")
+        archive.add(script, "bin/conda-unpack")
+    with (repository / "hostile/config.pbtxt").open("a") as config:
+        config.write('parameters { key: "EXECUTION_ENV_PATH" value { string_value: "$$TRITON_MODEL_DIRECTORY/env.tar.gz" } }')
+    cache = tmp_path / "new/environments"
+    server = started(tmp_path, [repository], f"--environment-cache-directory={cache}")
+    server.environment |= {"PYTHONPATH": sysconfig.get_path("purelib")}
+    for _ in range(2):
+        with server:
+            assert attack(server, "threads") == "done"
+            (relocated,) = cache.rglob("relocated")
+            assert relocated.read_text() == str(USER)
+            for path in (relocated.parent, relocated, relocated.parent / "bin"):
+                assert (path.stat().st_uid, path.stat().st_gid) == (USER, GROUP)
+            assert attack(server, "write", relocated.parent.with_suffix(".lock")) == "PermissionError"
+
+
+def test_handlers_of_torchserve_run_as_the_user(tmp_path):
+    """So does pip, which can run code of the packages that it installs."""
+    (tmp_path / "store").mkdir()
+    source = (
+        "import os, pharos_tried\n"
+        "def handle(data, context):\n"
+        "    return [f'{os.getuid()} {os.stat(pharos_tried.__file__).st_uid}'] * len(data) if data else None\n"
+    )
+    manifest = {"model": {"modelName": "handler", "handler": "handler.py", "modelVersion": "1.0", "requirementsFile": "requirements.txt"}}
+    with zipfile.ZipFile(tmp_path / "store/handler.mar", "w") as archive:
+        archive.writestr("MAR-INF/MANIFEST.json", json.dumps(manifest))
+        archive.writestr("handler.py", source)
+        archive.writestr("requirements.txt", f"{wheel(tmp_path)}\n")
+    ports = free_ports(3)
+    lines = [f"{name}_address=http://127.0.0.1:{port}\n" for name, port in zip(("inference", "management", "metrics"), ports)]
+    (tmp_path / "config.properties").write_text("".join([*lines, "install_py_dep_per_model=true\n"]))
+    mounts, environment = reachable(tmp_path)
+    words = ["torchserve", "--foreground", "--ncs", "--disable-token-auth", "--ts-config", f"{tmp_path}/config.properties"]
+    words += ["--model-store", f"{tmp_path}/store", "--models", "handler.mar", "--", FLAG]
+    server = Isolated("mount", f"{mounts}\numask 077", tmp_path, [])
+    server.command[server.command.index(str(binary())) :] = [str(binary()), *words]
+    server.http = f"127.0.0.1:{ports[0]}"
+    server.environment = environment | {"LOG_LOCATION": "", "METRICS_LOCATION": ""}
+    server.launch(cwd=tmp_path)
+    try:
+        server.wait_until_ready("/ping")
+        assert server.ask("POST", "/predictions/handler", "x") == (200, f"{USER} {USER}"), server.log_tail()
+    finally:
+        server.stop(check=False)
+    assert leftovers(tmp_path) == []
+
+
+def test_a_service_needs_only_some_rights_of_root(tmp_path):
+    """The server runs as a third user with these capabilities, as a service of systemd with `AmbientCapabilities`; its workers have
+    none."""
+    service = 64200
+    kept = ",".join(f"+{name}" for name in KEPT)
+    through = ["setpriv", f"--reuid={service}", f"--regid={service}", "--clear-groups", f"--inh-caps={kept}", f"--ambient-caps={kept}"]
+    server = started(tmp_path, hostile(tmp_path), through=through)
+    server.logs.mkdir()
+    os.chown(server.logs, service, service)
+    with server:
+        (worker,) = server.workers()
+        assert identity(server.process.pid)[0] == service and identity(worker) == AS_USER
+        assert attack(server, "kill", server.process.pid) == "PermissionError"
+        assert "without CAP_SYS_NICE and CAP_SYS_PTRACE, the memory of models is not measured" in server.log.read_text()
+    assert leftovers(tmp_path) == []
+
+
+def refused(server) -> str:
+    """Starts a server that does not serve; returns its output."""
+    server.launch()
+    assert server.process.wait(DEADLINE_S) in (1, 2)
+    return server.log_path.read_text()
+
+
+def test_what_the_server_lacks_prevents_its_start(tmp_path):
+    models = hostile(tmp_path)
+    server = started(tmp_path, models)
+    at = server.command.index(str(binary()))
+    whole = list(server.command)
+    server.command[at:at] = ["setpriv", "--bounding-set=-kill,-setuid"]
+    assert "--worker-user needs the rights of root: this process has no CAP_KILL, CAP_SETUID" in refused(server)
+    server.command = whole
+    models[0].chmod(0o700)
+    assert f"--worker-user: the user '{USER}' cannot read '{models[0]}': Permission denied" in refused(server)
+    models[0].chmod(0o755)
+    (tmp_path / "tmp").chmod(0o755)
+    assert f"--worker-user: the user '{USER}' cannot create files in '{tmp_path}/tmp': Permission denied" in refused(server)
+    (tmp_path / "tmp").chmod(0o1777)
+    (tmp_path / "closed").mkdir(mode=0o700)
+    server.command = [*whole, f"--worker-binary={tmp_path}/closed/pharos-worker"]
+    (tmp_path / "closed/pharos-worker").symlink_to(binary().with_name("pharos-worker"))
+    assert f"the user '{USER}' cannot execute '{tmp_path}/closed/pharos-worker': Permission denied" in refused(server)
+    for value, expected in (("root", "'root' is root; allowed is another user"), ("nobody-here", "there is no user 'nobody-here'")):
+        server.command = [f"--worker-user={value}" if word == FLAG else word for word in whole]
+        assert expected in refused(server)
