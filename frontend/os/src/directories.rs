@@ -208,12 +208,16 @@ pub fn read(path: &Path) -> io::Result<Option<(String, u32)>> {
     Ok(Some((text, owner)))
 }
 
-/// Returns the first bytes of a regular file as text; does not follow a link at its name. `None` if the file does not exist.
+/// Returns the first bytes of a regular file of a user as text; does not follow a link at its name. `None` if the file does not
+/// exist.
 ///
 /// # Errors
-/// As [`read`].
-pub fn read_within(path: &Path, limit: u64) -> io::Result<Option<String>> {
-    let Some((file, _)) = regular(path)? else { return Ok(None) };
+/// As [`read`], or the file belongs to another user.
+pub fn read_of(path: &Path, user: u32, limit: u64) -> io::Result<Option<String>> {
+    let Some((file, owner)) = regular(path)? else { return Ok(None) };
+    if owner != user {
+        return Err(io::Error::other("it belongs to another user"));
+    }
     let mut text = String::new();
     file.take(limit).read_to_string(&mut text)?;
     Ok(Some(text))

@@ -4,7 +4,7 @@
 mod write;
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{Archive, ModelParameters, ModelProperties, ModelYaml, Refused, RegistrationParameters, Settings};
@@ -214,7 +214,9 @@ fn streaming(archive: &Archive) -> bool {
     const CALL: &str = "send_intermediate_predict_response";
     let calls = || {
         let entries = std::fs::read_dir(archive.directory.path()).into_iter().flatten().flatten();
-        let mut sources = entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == "py"));
+        // Code of a package may have made something else that has such a name, for example a pipe.
+        let is_source = |path: &PathBuf| path.extension().is_some_and(|end| end == "py") && path.is_file();
+        let mut sources = entries.map(|entry| entry.path()).filter(is_source);
         sources.any(|path| std::fs::read_to_string(path).is_ok_and(|source| source.contains(CALL)))
     };
     archive.yaml.streaming.unwrap_or_else(calls)

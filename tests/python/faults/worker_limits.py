@@ -9,7 +9,7 @@ import pytest
 from harness.inference import one
 from harness.models import copy_models, write
 from harness.processes import worker_model
-from harness.server import Server, alive
+from harness.server import Server, alive, fork_servers
 from harness.waiting import DEADLINE_S, eventually
 from harness.wire import tensor
 from security.other_user import FLAG, GROUP, USER, identity, reachable
@@ -149,15 +149,15 @@ def test_each_worker_has_a_group_with_the_limits(tmp_path, forks):
     server.stop()
 
 
-@pytest.mark.parametrize("forks", ["true", "false"])
-def test_workers_of_another_user_have_groups_that_they_cannot_change(tmp_path, forks):
+def test_workers_of_another_user_have_groups_that_they_cannot_change(tmp_path):
     mounts, environment = reachable(tmp_path)
-    options = [FLAG, f"--worker-fork={forks}", f"--worker-memory-limit={300 * MIB}"]
+    options = [FLAG, f"--worker-memory-limit={300 * MIB}"]
     through = ["unshare", "--mount", "sh", "-e", "-c", f'{mounts}\nexec "$@"', "sh"]
     server = Service(tmp_path, repository(tmp_path), *options, through=through)
     server.environment = environment
     with server:
         assert serves(server)
+        assert not fork_servers(server.process.pid)
         worker = server.worker("user")
         group = group_of(worker)
         assert identity(worker) == (USER, GROUP, [GROUP], {"0" * 16}) and group.name.startswith("pharos-")

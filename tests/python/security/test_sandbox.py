@@ -15,7 +15,7 @@ import pytest
 from harness.processes import worker_model
 from harness.server import EXAMPLES, Server, binary
 from harness.waiting import eventually
-from security.hostile import attack, write_model
+from security.hostile import CODE, attack, write_model
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the attacks need root, which could do most harm")
 

@@ -71,6 +71,9 @@ def test_a_model_cannot_reach_what_is_of_the_server(tmp_path, option):
         assert set(found.values()) == {"PermissionError"}, found
         for kind, target in (("read", code), ("temporary file", ""), ("child process", ""), ("threads", ""), ("numpy", "")):
             assert attack(server, kind, target) == "done", kind
+        # A model of the user can act as its fork server, and the server does not signal processes for it.
+        if option == "--worker-fork=true":
+            assert attack(server, "forge report", own) == "done"
         # Ended workers are replaced by others of the user, and the server can end them.
         os.kill(worker, signal.SIGKILL)
         eventually("the model has another worker", lambda: server.workers() and worker not in server.workers())

@@ -6,7 +6,7 @@ use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, geteuid, kill_process_group};
 use tokio::io::{AsyncRead, AsyncWriteExt};
 use tokio::net::unix::pipe::Sender;
 use tokio::task::JoinHandle;
@@ -71,8 +71,9 @@ pub(crate) async fn complete(
             )));
         }
     };
-    // The model's code may have made anything at this path.
-    let answer = blocking::run(move || directories::read_within(&out, LONGEST)).await;
+    // The model's code may have made anything at this path, also a hard link to a file that it cannot read.
+    let owner = launch.user.as_ref().map_or_else(|| geteuid().as_raw(), |user| user.uid());
+    let answer = blocking::run(move || directories::read_of(&out, owner, LONGEST)).await;
     match answer.map_err(|error| failed(error.to_string()))? {
         Ok(Some(answer)) => Ok(answer),
         Ok(None) => {

@@ -7,9 +7,10 @@
 
 use std::collections::HashMap;
 use std::ffi::OsString;
+use std::fs;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
@@ -26,7 +27,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
-use rustix::process::{Pid, Signal, kill_process, pidfd_send_signal};
+use rustix::process::{Signal, pidfd_send_signal};
 use tokio::io::{AsyncRead, Interest};
 use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
@@ -68,7 +69,10 @@ struct Kind {
 impl Kind {
     /// Returns the kind that starts such processes; `None` if they are programs.
     fn of(launch: &Launch, inherited: &Inherited) -> Option<Self> {
-        let modules = launch.preload.clone().filter(|_| launch.sandbox.is_none())?;
+        // A copy with limits gets a file that admits processes to its group with the rights of this process, also when it has
+        // another user. Other processes of that user could take the file.
+        let is_program = launch.sandbox.is_some() || (launch.user.is_some() && launch.limits.is_some());
+        let modules = launch.preload.clone().filter(|_| !is_program)?;
         let (executable, arguments) = (launch.executable.clone(), launch.arguments.clone());
         let inherited = launch.interpreter.as_ref().map(|_| inherited.clone());
         Some(Self { executable, arguments, variables: launch.variables.clone(), modules, inherited })
@@ -307,7 +311,7 @@ impl ForkServer {
                 // The receiver is gone if the process was killed at once.
                 let _ = ended.map(|ended| ended.send(ExitStatus::from_raw(status)));
             }
-            (Report::Forked(pid), Some(process)) => {
+            (Report::Forked(pid), Some(process)) if self.has_started(pid, &process) => {
                 let (ended, end) = oneshot::channel();
                 copies.insert(pid, ended);
                 self.answer(Answer::Forked(Forked { pid, process, end: Some(end), status: None }));
@@ -320,15 +324,23 @@ impl ForkServer {
                 tracing::debug!("a fork server could not start a process: {reason}");
                 self.answer(Answer::Failed);
             }
-            (Report::Forked(pid), None) => {
-                // Its descriptor was lost, as when this process may open no more. It must not share files with the program that
-                // is started instead.
-                let pid = Pid::from_raw(pid.cast_signed());
-                let _ = pid.map(|pid| kill_process(pid, Signal::KILL));
-                self.answer(Answer::Failed);
-            }
+            // Its descriptor was lost, as when this process may open no more, or it is another process. There may be a copy.
+            (Report::Forked(_), _) => drop(self.asked.take()),
             (Report::Ready, _) => self.answer(Answer::Failed),
         }
+    }
+
+    /// Returns whether a pidfd is that of the process with this number, which the fork server has started. A model of the same user
+    /// can send reports in its name, and this process may signal and change processes that the model may not.
+    fn has_started(&self, pid: u32, process: &OwnedFd) -> bool {
+        let number_in = |file: String, key: &str| {
+            let text = fs::read_to_string(file).ok()?;
+            text.lines().find_map(|line| line.strip_prefix(key)?.trim().parse::<u32>().ok())
+        };
+        let parent = number_in(format!("/proc/{pid}/status"), "PPid:");
+        // Afterwards: as long as the process exists, no other has its number. After its end, the pidfd has none.
+        let own = number_in(format!("/proc/self/fdinfo/{}", process.as_raw_fd()), "Pid:");
+        parent.is_some() && parent == self.child.id() && own == Some(pid)
     }
 
     fn answer(&mut self, answer: Answer) {
