@@ -465,7 +465,7 @@ fn program(options: &Options, worker: PathBuf, onnxruntime: Option<PathBuf>) -> 
     let environments = workers.environment_cache_directory.clone();
     let environments = environments.unwrap_or_else(|| Program::default_environments(workers.worker_user.as_deref()));
     protection::report_sandbox(&worker, workers)?;
-    protection::check_user(options, (&worker, onnxruntime.as_deref()))?;
+    protection::check_user(options, (&worker, onnxruntime.as_deref()), &environments)?;
     Ok(Program {
         worker,
         onnxruntime,

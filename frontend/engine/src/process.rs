@@ -28,6 +28,7 @@ pub(crate) use diagnosis::{why_not_loaded, why_not_started};
 pub(crate) use fork_server::ForkServers;
 pub(crate) use output::Printed;
 use pharos_os::event_loops::EventLoop;
+use pharos_os::sockets;
 use pharos_telemetry::metrics::Ring;
 use pharos_telemetry::system::ChosenDevice;
 pub(crate) use spawn::WorkerProcess;
@@ -110,6 +111,8 @@ impl Connection {
         let frames = ring::of_frontend(&memory_of_frames)?;
         let (ring, metrics, wake) = Ring::create(instance)?;
         let (regions, worker_regions) = regions_socket()?;
+        sockets::refuse_descriptors(&socket);
+        sockets::refuse_descriptors(&regions);
         let theirs = OwnedFd::from(theirs.into_std()?);
         rustix::io::ioctl_fionbio(&theirs, false)?;
         let temporary = launch.sandbox.is_some().then(|| TemporaryFiles::new(launch.user.as_deref())).transpose()?;

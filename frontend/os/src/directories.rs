@@ -203,13 +203,18 @@ const MAX_BYTES: u64 = 64 << 10;
 /// The file cannot be read, or is not a regular file.
 pub fn read(path: &Path) -> io::Result<Option<(String, u32)>> {
     let Some((file, owner)) = regular(path)? else { return Ok(None) };
-    let mut text = String::new();
-    file.take(MAX_BYTES).read_to_string(&mut text)?;
-    Ok(Some((text, owner)))
+    Ok(Some((text_of(file, MAX_BYTES)?, owner)))
 }
 
-/// Returns the first bytes of a regular file of a user as text; does not follow a link at its name. `None` if the file does not
-/// exist.
+/// Returns the first bytes of a regular file as text; does not follow a link at its name. `None` if the file does not exist.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_within(path: &Path, limit: u64) -> io::Result<Option<String>> {
+    regular(path)?.map(|(file, _)| text_of(file, limit)).transpose()
+}
+
+/// Returns the first bytes of a regular file of a user, as [`read_within`].
 ///
 /// # Errors
 /// As [`read`], or the file belongs to another user.
@@ -218,9 +223,13 @@ pub fn read_of(path: &Path, user: u32, limit: u64) -> io::Result<Option<String>>
     if owner != user {
         return Err(io::Error::other("it belongs to another user"));
     }
+    text_of(file, limit).map(Some)
+}
+
+fn text_of(file: File, limit: u64) -> io::Result<String> {
     let mut text = String::new();
     file.take(limit).read_to_string(&mut text)?;
-    Ok(Some(text))
+    Ok(text)
 }
 
 /// Opens a regular file, and returns its owner.

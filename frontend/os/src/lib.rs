@@ -16,6 +16,8 @@ pub mod file_watch;
 pub mod out_of_memory;
 pub mod removal;
 pub mod service_manager;
+#[allow(unsafe_code)]
+pub mod sockets;
 pub mod threads;
 pub mod variables;
 #[allow(unsafe_code)]

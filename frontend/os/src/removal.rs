@@ -112,7 +112,7 @@ fn opened(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
 }
 
 /// Returns the names in a directory, read as they are used: there may be any number.
-fn names(directory: BorrowedFd<'_>) -> io::Result<impl Iterator<Item = io::Result<CString>>> {
+pub(crate) fn names(directory: BorrowedFd<'_>) -> io::Result<impl Iterator<Item = io::Result<CString>>> {
     let names = Dir::read_from(directory)?.map(|entry| Ok(entry?.file_name().to_owned()));
     let is_itself = |name: &CString| [c".", c".."].contains(&name.as_c_str());
     Ok(names.filter(move |name| !name.as_ref().is_ok_and(is_itself)))

@@ -6,9 +6,11 @@
 //!
 //! Contract: what the new process does before it becomes the program is only system calls on values that were made before.
 
-use std::ffi::CString;
-use std::fs::{self, DirBuilder, Metadata, Permissions};
+use std::collections::BTreeSet;
+use std::ffi::{CStr, CString};
+use std::fs::{self, DirBuilder, Permissions};
 use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, lchown};
 use std::os::unix::process::CommandExt;
@@ -17,13 +19,15 @@ use std::process::Command;
 use std::sync::Arc;
 
 use nix::unistd::{self, Group, User};
-use rustix::process::{Gid, Uid, geteuid};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, chownat, fchmod, fchown, fstat, openat};
+use rustix::io::Errno;
+use rustix::process::{Gid, Uid, getegid, geteuid, setsid};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_thread_groups, set_thread_res_gid,
     set_thread_res_uid,
 };
 
-use crate::directories;
+use crate::{directories, removal};
 
 /// The rights of root without which processes of another user cannot be started, given files, and ended; see capabilities(7).
 const NEEDED: [(&str, CapabilitySet); 6] = [
@@ -58,12 +62,12 @@ impl WorkerUser {
     /// Finds the user `USER` or `USER:GROUP`, both given by name or number. Without a group, it is the user's own. Blocks.
     ///
     /// # Errors
-    /// There is no such user or group, or it is root or the user of this process.
+    /// There is no such user or group, or it is root or the user of this process, or has one of their groups.
     pub fn find(text: &str) -> Result<Self, String> {
         let (user, group) = text.split_once(':').map_or((text, None), |(user, group)| (user, Some(group)));
-        let number = user.parse::<u32>().ok();
+        let number = number(user);
         let known = known_user(user, number)?;
-        let uid = known.as_ref().map(|known| known.uid.as_raw()).or(number).filter(|uid| *uid != u32::MAX);
+        let uid = known.as_ref().map(|known| known.uid.as_raw()).or(number);
         let uid = uid.ok_or_else(|| format!("there is no user '{}'", user.escape_debug()))?;
         if uid == 0 || uid == geteuid().as_raw() {
             let which = if uid == 0 { "root" } else { "the user of this server" };
@@ -75,7 +79,15 @@ impl WorkerUser {
             (None, None) => return Err(format!("no user has the number {uid}; name its group too, as {uid}:GROUP")),
         };
         let groups = known.as_ref().map_or_else(|| Ok(Vec::new()), |known| groups(&known.name, gid))?;
-        let all = groups.into_iter().chain([gid]).collect::<std::collections::BTreeSet<_>>();
+        let all = groups.into_iter().chain([gid]).collect::<BTreeSet<_>>();
+        for (group, whose) in [(0, "root"), (getegid().as_raw(), "this server")] {
+            if all.contains(&group) {
+                return Err(format!(
+                    "'{}' is in the group of {whose}; allowed is a user without it",
+                    text.escape_debug()
+                ));
+            }
+        }
         let (name, home) = known.map_or_else(|| (uid.to_string(), "/".into()), |known| (known.name, known.dir));
         let groups = all.into_iter().map(Gid::from_raw).collect();
         Ok(Self { name, home, uid: Uid::from_raw(uid), gid: Gid::from_raw(gid), groups })
@@ -105,6 +117,7 @@ impl WorkerUser {
         command.env("HOME", &self.home).env("USER", &self.name).env("LOGNAME", &self.name);
         let (uid, gid, groups) = (self.uid, self.gid, self.groups.clone());
         let change = move || {
+            leave_terminal();
             // The process has one thread.
             set_thread_groups(&groups)?;
             set_thread_res_gid(gid, gid, gid)?;
@@ -118,8 +131,8 @@ impl WorkerUser {
         unsafe { command.pre_exec(change) };
     }
 
-    /// Lets the user read what this process has made at a path: a file, or a directory with all that is in it. Files elsewhere
-    /// keep their modes, as does what [`give`](Self::give) was called with. Blocks.
+    /// Lets the user read, but not change, what this process has made at a path: a file, or a directory with all that is in it. Files
+    /// elsewhere keep their modes, as does what [`give`](Self::give) was called with. Blocks.
     ///
     /// # Errors
     /// A mode or group cannot be changed.
@@ -128,24 +141,23 @@ impl WorkerUser {
         if !self.admit(&path)? || fs::symlink_metadata(&path)?.uid() != geteuid().as_raw() {
             return Ok(());
         }
-        each(&path, |path, found| {
-            lchown(path, None, Some(self.gid.as_raw()))?;
-            match found.is_symlink() {
-                true => Ok(()),
-                false => add_mode(path, found, (found.mode() & 0o500) >> 3),
-            }
-        })
+        let (parent, name) = opened_parent(&path)?;
+        let change = Change { owner: None, group: self.gid, added: |mode| (mode & 0o500) >> 3 };
+        change.apply(parent.as_fd(), &name).map_err(|error| named(&path, &error))
     }
 
-    /// Makes the user the owner of what this process has made at a path: a file, or a directory with all that is in it. No program
-    /// of the user may have been able to write there. Blocks.
+    /// Makes the user the owner of what this process has made at a path: a directory with all that is in it. No other user may be
+    /// able to enter it. Blocks.
     ///
     /// # Errors
     /// An owner or mode cannot be changed.
     pub fn give(&self, path: &Path) -> io::Result<()> {
         let path = fs::canonicalize(path)?;
+        fs::set_permissions(&path, Permissions::from_mode(0o700))?;
         self.admit(&path)?;
-        each(&path, |path, _| lchown(path, Some(self.uid.as_raw()), Some(self.gid.as_raw())))
+        let (parent, name) = opened_parent(&path)?;
+        let change = Change { owner: Some(self.uid), group: self.gid, added: |_| 0 };
+        change.apply(parent.as_fd(), &name).map_err(|error| named(&path, &error))
     }
 
     /// Lets the user pass through the directories that lead to a path, from the one that this process has marked. Returns whether
@@ -154,13 +166,87 @@ impl WorkerUser {
         let Some(top) = path.ancestors().find(|above| directories::is_own(above)) else { return Ok(false) };
         for above in path.ancestors().skip(1).take_while(|above| above.starts_with(top)) {
             let found = fs::symlink_metadata(above)?;
-            if found.uid() == geteuid().as_raw() && (found.gid() != self.gid.as_raw() || found.mode() & 0o010 == 0) {
-                lchown(above, None, Some(self.gid.as_raw()))?;
-                add_mode(above, &found, 0o010)?;
+            let (group, mode) = (self.gid.as_raw(), without_writing(found.mode()) | 0o010);
+            if found.uid() == geteuid().as_raw() && (found.gid(), found.mode() & 0o7777) != (group, mode) {
+                fs::set_permissions(above, Permissions::from_mode(mode))?;
+                lchown(above, None, Some(group))?;
             }
         }
         Ok(true)
     }
+}
+
+/// A change of a tree of files.
+struct Change {
+    owner: Option<Uid>,
+    group: Gid,
+    /// Returns the rights to add, from the mode.
+    added: fn(u32) -> u32,
+}
+
+impl Change {
+    /// Changes a file, or a directory after what is in it: until then, no other user can exchange its content. Follows no link, and
+    /// skips what was removed meanwhile.
+    fn apply(&self, parent: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
+        let opened = match openat(parent, name, FLAGS, Mode::empty()) {
+            Err(Errno::NOENT) => return Ok(()),
+            Err(Errno::LOOP) => {
+                chownat(parent, name, self.owner, Some(self.group), AtFlags::SYMLINK_NOFOLLOW)?;
+                return Ok(());
+            }
+            opened => opened?,
+        };
+        let found = fstat(&opened)?;
+        match FileType::from_raw_mode(found.st_mode) {
+            FileType::Directory => {
+                for name in removal::names(opened.as_fd())? {
+                    self.apply(opened.as_fd(), &name?)?;
+                }
+            }
+            FileType::RegularFile => {}
+            _ => return Ok(()),
+        }
+        // Before the group and the owner, who must not have the other rights.
+        let mode = without_writing(found.st_mode) | (self.added)(found.st_mode);
+        fchmod(&opened, Mode::from_raw_mode(mode))?;
+        Ok(fchown(&opened, self.owner, Some(self.group))?)
+    }
+}
+
+const FLAGS: OFlags = OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
+
+/// Returns a mode without the rights of others to write, and without those to change a user or group.
+fn without_writing(mode: u32) -> u32 {
+    mode & 0o7777 & !0o6022
+}
+
+/// Opens the directory that contains a path.
+fn opened_parent(path: &Path) -> io::Result<(OwnedFd, CString)> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let parent = rustix::fs::open(parent, FLAGS.union(OFlags::DIRECTORY), Mode::empty())?;
+    Ok((parent, CString::new(name.as_bytes())?))
+}
+
+/// Checks that no user but root and that of this process can exchange a directory or one of those that lead to it. The directory
+/// need not exist.
+///
+/// # Errors
+/// Another user can; the text names the directory and the reason.
+pub fn check_directory(path: &Path) -> Result<(), String> {
+    let existing = path.ancestors().find(|path| path.exists()).unwrap_or(path);
+    let existing = fs::canonicalize(existing).map_err(|error| named(existing, &error).to_string())?;
+    for above in existing.ancestors() {
+        let found = fs::symlink_metadata(above).map_err(|error| named(above, &error).to_string())?;
+        let why = match found.mode() {
+            _ if ![0, geteuid().as_raw()].contains(&found.uid()) => "belongs to another user",
+            mode if mode & 0o022 != 0 && mode & 0o1000 == 0 => "can be changed by other users and has no sticky bit",
+            _ => continue,
+        };
+        return Err(format!("'{}' {why}", above.display()));
+    }
+    Ok(())
 }
 
 /// Creates a directory and its missing parents. Every user can pass through what is new, and only this one can list and change it.
@@ -194,6 +280,17 @@ pub fn check_rights() -> Result<Vec<&'static str>, String> {
     }
 }
 
+/// Takes the terminal of this process from it, into which it could type. The leader of a process group cannot start a session.
+fn leave_terminal() {
+    if setsid().is_err()
+        && let Ok(terminal) =
+            rustix::fs::open(c"/dev/tty", OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())
+    {
+        // SAFETY: the request has no argument.
+        unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCNOTTY) };
+    }
+}
+
 fn known_user(user: &str, number: Option<u32>) -> Result<Option<User>, String> {
     let failed = |error: nix::Error| format!("cannot look up the user '{}': {error}", user.escape_debug());
     match (User::from_name(user).map_err(failed)?, number) {
@@ -205,8 +302,14 @@ fn known_user(user: &str, number: Option<u32>) -> Result<Option<User>, String> {
 fn number_of_group(group: &str) -> Result<u32, String> {
     let found = Group::from_name(group)
         .map_err(|error| format!("cannot look up the group '{}': {error}", group.escape_debug()))?;
-    let number = found.map(|found| found.gid.as_raw()).or_else(|| group.parse().ok());
-    number.filter(|gid| *gid != u32::MAX).ok_or_else(|| format!("there is no group '{}'", group.escape_debug()))
+    let number = found.map(|found| found.gid.as_raw()).or_else(|| number(group));
+    number.ok_or_else(|| format!("there is no group '{}'", group.escape_debug()))
+}
+
+/// Returns the number of a user or group in a text of digits. The highest number stands for none.
+fn number(text: &str) -> Option<u32> {
+    let is_digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse().ok().filter(|number| is_digits && *number != u32::MAX)
 }
 
 /// Returns the groups of a user of this name, among them `gid`.
@@ -215,32 +318,6 @@ fn groups(user: &str, gid: u32) -> Result<Vec<u32>, String> {
     let groups = unistd::getgrouplist(&name, gid.into())
         .map_err(|error| format!("cannot look up the groups of the user '{user}': {error}"))?;
     Ok(groups.into_iter().map(unistd::Gid::as_raw).collect())
-}
-
-fn add_mode(path: &Path, found: &Metadata, mode: u32) -> io::Result<()> {
-    fs::set_permissions(path, Permissions::from_mode((found.mode() | mode) & 0o7777))
-}
-
-/// Calls a function with all that is at a path. Does not follow links, and skips what others remove meanwhile.
-fn each(top: &Path, act: impl Fn(&Path, &Metadata) -> io::Result<()>) -> io::Result<()> {
-    let mut left = vec![top.to_owned()];
-    while let Some(path) = left.pop() {
-        let visit = |left: &mut Vec<PathBuf>| {
-            let found = fs::symlink_metadata(&path)?;
-            if found.is_dir() {
-                for entry in fs::read_dir(&path)? {
-                    left.push(entry?.path());
-                }
-            }
-            act(&path, &found)
-        };
-        match visit(&mut left) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(named(&path, &error)),
-            Ok(()) => {}
-        }
-    }
-    Ok(())
 }
 
 fn named(path: &Path, error: &io::Error) -> io::Error {
@@ -264,6 +341,8 @@ mod tests {
             ("4294967295:1", "there is no user '4294967295'"),
             ("54321", "no user has the number 54321; name its group too, as 54321:GROUP"),
             ("54321:no such group", "there is no group 'no such group'"),
+            ("+54321:54322", "there is no user '+54321'"),
+            ("54321:0", "'54321:0' is in the group of root; allowed is a user without it"),
             ("", "there is no user ''"),
         ] {
             assert_eq!(WorkerUser::find(text).unwrap_err(), expected, "{text}");
@@ -290,58 +369,128 @@ mod tests {
     }
 
     #[test]
-    fn a_process_runs_as_the_user_and_reads_what_was_granted() {
-        if check_rights().is_err() {
-            eprintln!("skipped: this process may not start processes of other users");
-            return;
+    fn directories_that_others_can_exchange_are_found() {
+        let parent = tempfile::tempdir().unwrap();
+        let (open, sticky) = (parent.path().join("open"), parent.path().join("sticky"));
+        for (path, mode) in [(&open, 0o777), (&sticky, 0o1777)] {
+            fs::create_dir(path).unwrap();
+            fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
         }
-        let user = WorkerUser::find("54321:54322").unwrap();
-        let run = |program: &str, arguments: &[&str]| {
-            let mut command = Command::new(program);
-            user.run(&mut command);
-            let output = command.args(arguments).output().unwrap();
-            (output.status.success(), String::from_utf8(output.stdout).unwrap())
-        };
-        let (_, status) = run("cat", &["/proc/self/status"]);
-        for line in
-            ["Uid:\t54321\t54321\t54321", "Gid:\t54322\t54322\t54322", "Groups:\t54322", "CapPrm:\t0000000000000000"]
-        {
-            assert!(status.contains(line), "{line}: {status}");
-        }
-        assert!(run("env", &[]).1.contains("HOME=/\n"));
+        assert_eq!(check_directory(&sticky.join("new/directory")), Ok(()));
+        let error = check_directory(&open.join("new")).unwrap_err();
+        assert_eq!(error, format!("'{}' can be changed by other users and has no sticky bit", open.display()));
+    }
 
+    /// Returns a user without a name; `None` if this process may not start processes of other users.
+    fn user() -> Option<WorkerUser> {
+        match check_rights() {
+            Ok(_) => Some(WorkerUser::find("54321:54322").unwrap()),
+            Err(why) => {
+                eprintln!("skipped: {why}");
+                None
+            }
+        }
+    }
+
+    /// Runs a program as the user; returns whether it succeeded, and its output.
+    fn run(user: &WorkerUser, program: &str, argument: &Path) -> (bool, String) {
+        let mut command = Command::new(program);
+        user.run(&mut command);
+        let output = command.arg(argument).output().unwrap();
+        (output.status.success(), String::from_utf8(output.stdout).unwrap())
+    }
+
+    /// Returns a new directory through which every user can pass, and one in it that is marked.
+    fn directory() -> (tempfile::TempDir, PathBuf) {
         let parent = tempfile::tempdir().unwrap();
         fs::set_permissions(parent.path(), Permissions::from_mode(0o755)).unwrap();
         make_passable(&parent.path().join("new/cache")).unwrap();
         let own = parent.path().join("new/cache/own");
         directories::make(&own).unwrap();
-        let (model, secret) = (own.join("models/m/1"), own.join("models/secret"));
+        (parent, own)
+    }
+
+    fn write(path: &Path, mode: u32) {
+        fs::write(path, "x").unwrap();
+        fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    }
+
+    #[test]
+    fn a_process_runs_as_the_user() {
+        let Some(user) = user() else { return };
+        let (_, status) = run(&user, "cat", Path::new("/proc/self/status"));
+        for line in
+            ["Uid:\t54321\t54321\t54321", "Gid:\t54322\t54322\t54322", "Groups:\t54322", "CapPrm:\t0000000000000000"]
+        {
+            assert!(status.contains(line), "{line}: {status}");
+        }
+        assert!(run(&user, "env", Path::new("A=1")).1.contains("HOME=/\n"));
+    }
+
+    #[test]
+    fn the_user_reads_what_was_granted_and_changes_nothing() {
+        let Some(user) = user() else { return };
+        let (parent, own) = directory();
+        let (model, secret, other) = (own.join("models/m/1"), own.join("models/secret"), parent.path().join("other"));
         fs::create_dir_all(&model).unwrap();
+        fs::set_permissions(&model, Permissions::from_mode(0o6775)).unwrap();
         let (file, link) = (model.join("model.onnx"), model.join("link"));
-        for (path, mode) in [(&file, 0o400), (&secret, 0o600)] {
-            fs::write(path, "x").unwrap();
-            fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        for (path, mode) in [(&file, 0o400), (&secret, 0o600), (&other, 0o600)] {
+            write(path, mode);
         }
         symlink(&secret, &link).unwrap();
-        let reads = |path: &Path| run("cat", &[path.to_str().unwrap()]).0;
+        let reads = |path: &Path| run(&user, "cat", path).0;
         assert!(!reads(&file));
         user.grant_read(&own.join("models/m")).unwrap();
         assert!(reads(&file) && !reads(&secret) && !reads(&link));
-        assert!(!run("touch", &[model.join("new").to_str().unwrap()]).0, "the user can write the files of its model");
-        assert_eq!(fs::metadata(&own).unwrap().mode() & 0o777, 0o710);
+        assert!(!run(&user, "touch", &model.join("new")).0);
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
+        assert_eq!((mode(&own), mode(&model)), (0o710, 0o755));
         // Elsewhere nothing changes.
-        let other = parent.path().join("other");
-        fs::write(&other, "x").unwrap();
-        fs::set_permissions(&other, Permissions::from_mode(0o600)).unwrap();
         user.grant_read(&other).unwrap();
         assert!(!reads(&other));
+    }
 
-        let given = own.join("given");
-        fs::create_dir(&given).unwrap();
+    #[test]
+    fn what_was_given_belongs_to_the_user() {
+        let Some(user) = user() else { return };
+        let (_parent, own) = directory();
+        let (given, secret) = (own.join("given"), own.join("secret"));
+        fs::create_dir_all(given.join("inside")).unwrap();
+        write(&secret, 0o600);
+        write(&given.join("inside/file"), 0o600);
+        symlink(&secret, given.join("link")).unwrap();
         user.give(&given).unwrap();
-        assert!(run("touch", &[given.join("new").to_str().unwrap()]).0);
-        fs::set_permissions(given.join("new"), Permissions::from_mode(0o600)).unwrap();
+        assert_eq!(fs::metadata(&secret).unwrap().uid(), geteuid().as_raw());
+        for path in ["", "inside", "inside/file", "link"] {
+            assert_eq!(fs::symlink_metadata(given.join(path)).unwrap().uid(), 54321, "{path}");
+        }
+        let new = given.join("new");
+        assert!(run(&user, "touch", &new).0);
+        fs::set_permissions(&new, Permissions::from_mode(0o600)).unwrap();
         user.grant_read(&given).unwrap();
-        assert_eq!(fs::metadata(given.join("new")).unwrap().mode() & 0o777, 0o600);
+        assert_eq!(fs::metadata(&new).unwrap().mode() & 0o777, 0o600);
+    }
+
+    /// A user who exchanges directories while they are given gets nothing else: those that lead to a file are given after it.
+    #[test]
+    fn what_the_user_exchanges_meanwhile_is_not_given() {
+        let Some(user) = user() else { return };
+        let (_parent, own) = directory();
+        let (given, secrets) = (own.join("given"), own.join("secrets"));
+        for folder in [&given.join("d"), &secrets] {
+            fs::create_dir_all(folder).unwrap();
+            (0..2000).for_each(|number| write(&folder.join(number.to_string()), 0o600));
+        }
+        fs::set_permissions(given.join("d"), Permissions::from_mode(0o777)).unwrap();
+        let script = "until mv \"$0/d\" \"$0/e\" 2>/dev/null; do :; done; ln -s \"$1\" \"$0/d\"";
+        let mut command = Command::new("sh");
+        user.run(&mut command);
+        let mut child = command.args(["-c", script]).arg(&given).arg(&secrets).spawn().unwrap();
+        user.give(&given).unwrap();
+        child.wait().unwrap();
+        assert!(given.join("d").is_symlink());
+        let owners = fs::read_dir(&secrets).unwrap().map(|entry| entry.unwrap().metadata().unwrap().uid());
+        assert_eq!(owners.filter(|uid| *uid == 54321).count(), 0);
     }
 }

@@ -15,7 +15,7 @@ use pharos::wire::access::AccessCheck;
 use pharos_engine::launch::{WorkerLimits, sandbox};
 use pharos_engine::store::Location;
 use pharos_os::control_groups::ControlGroups;
-use pharos_os::worker_user::{WorkerUser, check_rights, make_passable};
+use pharos_os::worker_user::{WorkerUser, check_directory, check_rights, make_passable};
 use pharos_os::{service_manager, variables};
 use pharos_telemetry::system::Roots;
 
@@ -46,7 +46,11 @@ pub(super) fn report_sandbox(worker: &Path, workers: &cli::Workers) -> Result<()
 ///
 /// # Errors
 /// Rights are missing; the text names them, or a path and the reason.
-pub(super) fn check_user(options: &cli::Options, (worker, onnxruntime): (&Path, Option<&Path>)) -> Result<(), String> {
+pub(super) fn check_user(
+    options: &cli::Options,
+    (worker, onnxruntime): (&Path, Option<&Path>),
+    environments: &Path,
+) -> Result<(), String> {
     let Some(user) = options.workers.worker_user.as_deref() else { return Ok(()) };
     let missing = check_rights().map_err(|why| format!("--worker-user needs the rights of root: {why}"))?;
     if !missing.is_empty() {
@@ -56,6 +60,11 @@ pub(super) fn check_user(options: &cli::Options, (worker, onnxruntime): (&Path, 
         );
     }
     let cache = options.models.cache_directory.as_deref();
+    let temporary = std::env::temp_dir();
+    for directory in [Some(temporary.as_path()), Some(environments), cache].into_iter().flatten() {
+        check_directory(directory)
+            .map_err(|why| format!("--worker-user: models could exchange files of this server: {why}"))?;
+    }
     let made = cache.map_or(Ok(()), make_passable);
     made.map_err(|error| format!("--repository-cache-directory cannot be created: {error}"))?;
     let workers = &options.workers;
@@ -71,12 +80,14 @@ pub(super) fn check_user(options: &cli::Options, (worker, onnxruntime): (&Path, 
     let named = [python, onnxruntime, workers.backend_directory.as_deref()];
     read.extend(named.into_iter().flatten().map(Path::to_owned));
     let pass = cache.map(Path::to_owned).into_iter().collect();
-    check_access(user, worker, &AccessCheck { read, pass, write: vec![std::env::temp_dir()] })
+    check_access(user, worker, &AccessCheck { read, pass, write: vec![temporary] })
 }
 
 /// Lets the worker's executable check what it may access as this user.
 fn check_access(user: &WorkerUser, worker: &Path, check: &AccessCheck) -> Result<(), String> {
     let mut command = Command::new(worker);
+    // Other processes of the user can read the variables of this one.
+    command.env_clear();
     user.run(&mut command);
     let output = command.args(check.arguments()).stdin(Stdio::null()).stderr(Stdio::null()).output();
     let refused = |what: String| Err(format!("--worker-user: the user '{}' cannot {what}", user.name()));

@@ -18,6 +18,8 @@ use percent_encoding::percent_decode_str;
 use serde_json::Value;
 
 use super::{ModelYaml, Refused, RegistrationParameters, Settings};
+use pharos_os::blocking;
+use pharos_os::removal::remove_tree;
 
 pub use keep::StoredFile;
 
@@ -31,7 +33,7 @@ pub struct Unpacked {
 
 impl Unpacked {
     /// Whether the files were unpacked by this server.
-    fn is_own(&self) -> bool {
+    pub(super) fn is_own(&self) -> bool {
         self.own.is_some()
     }
 
@@ -43,11 +45,15 @@ impl Unpacked {
 
 impl Drop for Unpacked {
     fn drop(&mut self) {
-        if let Some(own) = &self.own
-            && let Err(error) = fs::remove_dir_all(own)
-        {
-            tracing::warn!("cannot remove '{}': {error}", own.display());
-        }
+        let Some(own) = self.own.take() else { return };
+        // A handler can leave many files.
+        blocking::run_detached(move || {
+            if let Err(error) = remove_tree(&own)
+                && error.kind() != io::ErrorKind::NotFound
+            {
+                tracing::warn!("cannot remove '{}': {error}", own.display());
+            }
+        });
     }
 }
 

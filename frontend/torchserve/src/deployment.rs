@@ -4,10 +4,11 @@
 mod write;
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use super::{Archive, ModelParameters, ModelProperties, ModelYaml, Refused, RegistrationParameters, Settings};
+use pharos_os::directories;
 
 /// The devices that workers run on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -212,12 +213,17 @@ fn sequence(yaml: &ModelYaml) -> Option<Sequence> {
 /// Whether the handler streams its response: as set in `model-config.yaml`, else whether its code calls the streaming function.
 fn streaming(archive: &Archive) -> bool {
     const CALL: &str = "send_intermediate_predict_response";
+    /// The longest part of a file that is searched.
+    const MOST_SOURCE: u64 = 16 << 20;
     let calls = || {
         let entries = std::fs::read_dir(archive.directory.path()).into_iter().flatten().flatten();
-        // Code of a package may have made something else that has such a name, for example a pipe.
-        let is_source = |path: &PathBuf| path.extension().is_some_and(|end| end == "py") && path.is_file();
-        let mut sources = entries.map(|entry| entry.path()).filter(is_source);
-        sources.any(|path| std::fs::read_to_string(path).is_ok_and(|source| source.contains(CALL)))
+        let mut sources = entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == "py"));
+        let source = |path: &Path| match archive.directory.is_own() {
+            // Code of a package may have made something else with such a name, for example a link or a pipe.
+            true => directories::read_within(path, MOST_SOURCE).ok().flatten(),
+            false => std::fs::read_to_string(path).ok(),
+        };
+        sources.any(|path| source(&path).is_some_and(|source| source.contains(CALL)))
     };
     archive.yaml.streaming.unwrap_or_else(calls)
 }

@@ -158,6 +158,12 @@ def forge_report(target):
     assert sent
 
 
+def pass_descriptor(_target):
+    """Sends a file to the server, which would have to close it."""
+    with open(os.devnull) as file, socket.socket(fileno=os.dup(3)) as connection:
+        socket.send_fds(connection, [b"x"], [file.fileno()])
+
+
 ATTACKS = {
     "read": read,
     "list": listed,
@@ -165,6 +171,7 @@ ATTACKS = {
     "write": write,
     "enter control group": enter,
     "forge report": forge_report,
+    "pass descriptor": pass_descriptor,
     "truncate": truncate,
     "kill": lambda target: os.kill(int(target), signal.SIGKILL),
     "ptrace": lambda target: checked(libc.ptrace(16, int(target), 0, 0)),

@@ -4,12 +4,14 @@ them. The server's files are only for its user (umask 077), as in its unit of sy
 import base64
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
 import sysconfig
 import tarfile
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +31,20 @@ KEPT = ["chown", "dac_override", "fowner", "kill", "setgid", "setuid"]
 """The capabilities that the server needs."""
 
 
+WITH_TERMINAL = (
+    sys.executable,
+    "-c",
+    "import fcntl, os, sys, termios\n"
+    "os.setsid()\n"
+    "controller, terminal = os.openpty()\n"
+    "os.set_inheritable(controller, True)\n"
+    "fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)\n"
+    "os.execv(sys.argv[1], sys.argv[1:])\n",
+)
+"""Starts a program that has a terminal."""
+REFUSES_DESCRIPTORS = tuple(int(number) for number in platform.release().split(".")[:2]) >= (6, 16)
+
+
 def started(tmp_path, repositories, *options, through=()) -> Isolated:
     """Returns a server. The command `through` starts it."""
     mounts, environment = reachable(tmp_path)
@@ -45,6 +61,11 @@ def hostile(tmp_path):
     return [tmp_path / "models"]
 
 
+def terminal(pid: int) -> int:
+    """Returns the number of the terminal of a process; 0 for none. See proc_pid_stat(5)."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[4])
+
+
 def leftovers(tmp_path) -> list:
     """Returns the names of the temporary files and directories of servers."""
     return sorted(os.listdir(tmp_path / "tmp"))
@@ -55,8 +76,13 @@ def test_a_model_cannot_reach_what_is_of_the_server(tmp_path, option):
     secret = tmp_path / "tokens"
     secret.write_text("token")
     secret.chmod(0o600)
-    with started(tmp_path, hostile(tmp_path), option) as server:
+    with started(tmp_path, hostile(tmp_path), option, through=WITH_TERMINAL) as server:
         (worker,) = server.workers()
+        assert terminal(server.process.pid) != 0
+        assert {terminal(pid) for pid in (worker, *fork_servers(server.process.pid))} == {0}
+        assert attack(server, "type into terminal") in ("OSError", "PermissionError")
+        if REFUSES_DESCRIPTORS:
+            assert attack(server, "pass descriptor") == "PermissionError"
         for pid in (worker, *fork_servers(server.process.pid)):
             assert identity(pid) == AS_USER
         assert (len(fork_servers(server.process.pid)) == 1) == (option == "--worker-fork=true")
@@ -210,6 +236,8 @@ def test_what_the_server_lacks_prevents_its_start(tmp_path):
     models[0].chmod(0o755)
     (tmp_path / "tmp").chmod(0o755)
     assert f"--worker-user: the user '{USER}' cannot create files in '{tmp_path}/tmp': Permission denied" in refused(server)
+    (tmp_path / "tmp").chmod(0o777)
+    assert f"'{tmp_path}/tmp' can be changed by other users and has no sticky bit" in refused(server)
     (tmp_path / "tmp").chmod(0o1777)
     (tmp_path / "closed").mkdir(mode=0o700)
     server.command = [*whole, f"--worker-binary={tmp_path}/closed/pharos-worker"]

@@ -344,6 +344,29 @@ def test_a_model_that_takes_too_long_to_load_is_refused(tmp_path):
         assert json.loads(server.ask("/models", at="management")[1])["models"] == []
 
 
+def test_what_a_handler_leaves_beside_its_files_is_removed(tmp_path):
+    """Also directories of any depth."""
+    source = (
+        "import os\n"
+        "def handle(data, context):\n"
+        "    if data:\n"
+        "        os.chdir(os.path.dirname(__file__))\n"
+        "        for _ in range(30_000):\n"
+        "            os.mkdir('d')\n"
+        "            os.chdir('d')\n"
+        "        return ['done'] * len(data)\n"
+    )
+    with TorchServe(tmp_path, {"deep.mar": zipped(files("deep", source)), "echo.mar": zipped(files("echo", ECHO))}) as server:
+        for name in ("deep", "echo"):
+            assert server.register(f"{name}.mar")[0] == 200
+        assert server.predict("deep") == (200, "done")
+        unpacked = lambda: len(list((tmp_path / "tmp").glob("pharos-torchserve-*/models/*")))  # noqa: E731
+        assert unpacked() == 2
+        assert server.ask("/models/deep", method="DELETE", at="management")[0] == 200
+        eventually("its files are removed", lambda: unpacked() == 1)
+        assert server.predict("echo") == (200, "x")
+
+
 def test_requirements_are_installed_if_the_configuration_says_so(tmp_path):
     """Beside the handler (for a directory, in a directory of the server), for that model only; a failed installation is an error
     of the archive."""

@@ -51,7 +51,7 @@ impl Program {
         PYTHON.contains(&backend) || self.deployment_backends.contains(&backend)
     }
 
-    /// Returns the default folder of environments. For workers with a user of their own, it is one of the system, because they
+    /// Returns the default folder of environments. For workers of another user, it is one of the system, because they
     /// could not reach that of this process's user; else it is in the user's cache folder, or in a per-user folder of the
     /// temporary directory.
     pub fn default_environments(user: Option<&WorkerUser>) -> PathBuf {

@@ -97,7 +97,7 @@ async fn run_to_end<'a>(
             None => attempt += 1,
         }
     };
-    let mut group = Group(started.process.id());
+    let mut group = Group(started.process.group());
     let printed = [forward(started.output, model, false), forward(started.errors, model, true)];
     let status = write_and_wait(&mut started.process, started.input, question).await?;
     group.0 = None;

@@ -21,7 +21,7 @@ use command_fds::{CommandFdExt, FdMapping};
 use pharos::timeline::Instant;
 use pharos::wire::descriptors;
 use pharos::wire::fork_server::{FORK_SERVER, ForkRequest, LARGEST, MOST_FILES, Report, SPACE};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -408,9 +408,11 @@ pub(crate) struct Forked {
 }
 
 impl Forked {
-    /// Returns its process id, if it has not ended.
+    /// Returns its process id, if it has not ended. A fork server that is controlled by a model may not report its end.
     pub(super) fn id(&self) -> Option<u32> {
-        self.status.is_none().then_some(self.pid)
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let ended = || poll(&mut [PollFd::new(&self.process, PollFlags::IN)], Some(&now)) != Ok(0);
+        (self.status.is_none() && !ended()).then_some(self.pid)
     }
 
     pub(super) fn kill(&self) -> io::Result<()> {

@@ -56,12 +56,12 @@ pub(super) async fn start(
         Err(Unanswered) => return Ok(None),
     };
     let process = WorkerProcess { process, group };
-    if let Some(pid) = process.id() {
+    // A copy has the attributes of its fork server.
+    if let (Process::Program(_), Some(pid)) = (&process.process, process.id()) {
         out_of_memory::end_first(pid);
-        if background::is_entered() {
-            // A copy has the attributes of its fork server.
-            background::put(pid);
-        }
+    }
+    if let Some(pid) = process.id().filter(|_| background::is_entered()) {
+        background::put(pid);
     }
     Ok(Some(Started { process, input, output, errors }))
 }
@@ -135,6 +135,15 @@ impl WorkerProcess {
         match &self.process {
             Process::Program(child) => child.id(),
             Process::Forked(forked) => forked.id(),
+        }
+    }
+
+    /// Returns the process group of a program that has not ended; `None` for a copy, whose number can belong to another process when
+    /// its fork server does not report its end.
+    pub(super) fn group(&self) -> Option<u32> {
+        match &self.process {
+            Process::Program(child) => child.id(),
+            Process::Forked(_) => None,
         }
     }
 

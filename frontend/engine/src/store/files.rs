@@ -1,13 +1,14 @@
 //! The local directory of a model's files, and the temporary directories for some of them.
 
 use std::fmt::Debug;
-use std::fs::{self, DirBuilder};
+use std::fs::DirBuilder;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pharos_os::directories::{Kind, Temporary};
+use pharos_os::removal::remove_tree;
 
 /// Owns the storage of a model's files; held while the files are used.
 pub(crate) trait FilesOwner: Debug + Send + Sync {}
@@ -41,7 +42,7 @@ impl ModelFiles {
 impl Drop for ModelFiles {
     fn drop(&mut self) {
         if let Some(path) = &self.removed
-            && let Err(error) = fs::remove_dir_all(path)
+            && let Err(error) = remove_tree(path)
             && error.kind() != io::ErrorKind::NotFound
         {
             tracing::warn!("cannot remove '{}': {error}", path.display());

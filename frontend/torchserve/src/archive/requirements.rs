@@ -2,7 +2,7 @@
 //! the handler finds them first, or in a separate directory if the archive is a directory of the user, which is never written to.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Seek};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Component, Path};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
@@ -48,6 +48,16 @@ fn is_for_pip(name: &str) -> bool {
     is_inherited(name) || name.starts_with("PIP_") || name.to_ascii_lowercase().ends_with("_proxy")
 }
 
+/// The longest end of pip's output that is read.
+const PIP_OUTPUT: u64 = 64 << 10;
+
+/// Returns the reader of the end of a file.
+fn end_of(file: &mut File) -> impl Read {
+    let length = file.metadata().map_or(0, |found| found.len());
+    let _ = file.seek(SeekFrom::Start(length.saturating_sub(PIP_OUTPUT)));
+    file.take(PIP_OUTPUT)
+}
+
 impl Pip {
     /// Installs the packages listed in a file of a directory into `target`, which then belongs to the user. Paths in the file are
     /// relative to the directory.
@@ -58,7 +68,9 @@ impl Pip {
         let mut output = output.map_err(cannot_write)?;
         let mut command = self.command(file, target);
         if let Some(user) = &self.user {
-            let given = user.grant_read(directory).and_then(|()| user.give(target));
+            // A directory that is the target needs no other rights.
+            let granted = if directory == target { Ok(()) } else { user.grant_read(directory) };
+            let given = granted.and_then(|()| user.give(target));
             given.map_err(|error| format!("the user '{}' cannot be given its files: {error}", user.name()))?;
             user.run(&mut command);
         }
@@ -67,7 +79,7 @@ impl Pip {
         let status = self.run(command)?;
         let mut text = String::new();
         // Not by its name, at which code of a package may have put another file.
-        let _ = output.rewind().and_then(|()| output.read_to_string(&mut text));
+        let _ = end_of(&mut output).read_to_string(&mut text);
         let _ = fs::remove_file(&path);
         if status.success() {
             return Ok(());

@@ -223,7 +223,7 @@ async fn unload<S: Management>(registry: &Registry<S>, called: &str) -> Result<(
 }
 
 fn remove(place: &Path) -> std::io::Result<()> {
-    match std::fs::remove_dir_all(place) {
+    match pharos_os::removal::remove_tree(place) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }

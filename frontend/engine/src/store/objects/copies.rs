@@ -12,6 +12,7 @@ use std::time::SystemTime;
 
 use super::super::files::{FilesOwner, ModelFiles};
 use pharos_os::directories::{self, Kind, Temporary};
+use pharos_os::removal::remove_tree;
 
 const CONTENTS: &str = "contents";
 const MODELS: &str = "models";
@@ -65,7 +66,7 @@ impl Copies {
         };
         let named = |error: io::Error| unusable(&top, &error);
         let private = |path: &Path| DirBuilder::new().mode(0o700).recursive(true).create(path);
-        match fs::remove_dir_all(top.join(MODELS)) {
+        match remove_tree(&top.join(MODELS)) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(named(error)),
             // Removed above: links of a killed process.
             _ => private(&top.join(MODELS)).and_then(|()| private(&top.join(CONTENTS))).map_err(named)?,
@@ -157,7 +158,7 @@ impl Copies {
     pub(super) fn keep_models(&self, models: &[String]) {
         for entry in fs::read_dir(self.top.join(CONTENTS)).into_iter().flatten().flatten() {
             if !models.iter().any(|model| entry.file_name().to_str() == Some(model)) {
-                let _ = fs::remove_dir_all(entry.path());
+                let _ = remove_tree(&entry.path());
             }
         }
     }
