@@ -90,14 +90,14 @@ async fn run_to_end<'a>(
     model: &str,
     question: String,
 ) -> io::Result<String> {
-    let mut attempt = 1;
+    let (mut attempt, is_own_user) = (1, start().launch.user.is_none());
     let mut started = loop {
         match spawn::start(start(), (fork_servers, attempt)).await? {
             Some(started) => break started,
             None => attempt += 1,
         }
     };
-    let mut group = Group(started.process.group());
+    let mut group = Group(started.process.group(is_own_user));
     let printed = [forward(started.output, model, false), forward(started.errors, model, true)];
     let status = write_and_wait(&mut started.process, started.input, question).await?;
     group.0 = None;

@@ -138,12 +138,12 @@ impl WorkerProcess {
         }
     }
 
-    /// Returns the process group of a program that has not ended; `None` for a copy, whose number can belong to another process when
-    /// its fork server does not report its end.
-    pub(super) fn group(&self) -> Option<u32> {
+    /// Returns its process group, if it has not ended. `None` for a copy of another user, whose number can belong to a process of a
+    /// third user when its fork server does not report its end.
+    pub(super) fn group(&self, is_own_user: bool) -> Option<u32> {
         match &self.process {
-            Process::Program(child) => child.id(),
-            Process::Forked(_) => None,
+            Process::Forked(_) if !is_own_user => None,
+            _ => self.id(),
         }
     }
 
