@@ -206,7 +206,7 @@ impl Change {
             FileType::RegularFile => {}
             _ => return Ok(()),
         }
-        // Before the group and the owner, who must not have the other rights.
+        // First, because the new group and owner must not get the other rights.
         let mode = without_writing(found.st_mode) | (self.added)(found.st_mode);
         fchmod(&opened, Mode::from_raw_mode(mode))?;
         Ok(fchown(&opened, self.owner, Some(self.group))?)
@@ -472,7 +472,7 @@ mod tests {
         assert_eq!(fs::metadata(&new).unwrap().mode() & 0o777, 0o600);
     }
 
-    /// A user who exchanges directories while they are given gets nothing else: those that lead to a file are given after it.
+    /// A user that exchanges directories while they are given gets nothing else: those that lead to a file are given after it.
     #[test]
     fn what_the_user_exchanges_meanwhile_is_not_given() {
         let Some(user) = user() else { return };

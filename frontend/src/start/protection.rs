@@ -95,7 +95,10 @@ fn check_access(user: &WorkerUser, worker: &Path, check: &AccessCheck) -> Result
         Err(error) => refused(format!("execute '{}': {error}", worker.display())),
         Ok(output) => match String::from_utf8_lossy(&output.stdout).lines().next() {
             Some(line) => refused(line.to_owned()),
-            None if output.status.success() => Ok(()),
+            None if output.status.success() => {
+                tracing::info!("models run as the user '{}' ({})", user.name(), user.uid());
+                Ok(())
+            }
             None => refused(format!("execute '{}': {}", worker.display(), output.status)),
         },
     }

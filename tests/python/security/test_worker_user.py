@@ -51,7 +51,7 @@ def started(tmp_path, repositories, *options, through=()) -> Isolated:
     server = Isolated("mount", f"{mounts}\numask 077", tmp_path, repositories, [FLAG, *options])
     at = server.command.index(str(binary()))
     server.command[at:at] = through
-    server.environment = environment | {"XDG_CACHE_HOME": "/root/.cache", "HF_HOME": "/data"}
+    server.environment = environment | {"XDG_CACHE_HOME": str(tmp_path), "HF_HOME": "/data"}
     return server
 
 
@@ -243,6 +243,6 @@ def test_what_the_server_lacks_prevents_its_start(tmp_path):
     server.command = [*whole, f"--worker-binary={tmp_path}/closed/pharos-worker"]
     (tmp_path / "closed/pharos-worker").symlink_to(binary().with_name("pharos-worker"))
     assert f"the user '{USER}' cannot execute '{tmp_path}/closed/pharos-worker': Permission denied" in refused(server)
-    for value, expected in (("root", "'root' is root; allowed is another user"), ("nobody-here", "there is no user 'nobody-here'")):
+    for value, expected in (("root", "'root' is root; allowed is another user"), ("no-such-user", "there is no user 'no-such-user'")):
         server.command = [f"--worker-user={value}" if word == FLAG else word for word in whole]
         assert expected in refused(server)
