@@ -235,7 +235,8 @@ fn opened_parent(path: &Path) -> io::Result<(OwnedFd, CString)> {
 /// # Errors
 /// Another user can; the text names the directory and the reason.
 pub fn check_directory(path: &Path) -> Result<(), String> {
-    let existing = path.ancestors().find(|path| path.exists()).unwrap_or(path);
+    let path = std::path::absolute(path).map_err(|error| named(path, &error).to_string())?;
+    let existing = path.ancestors().find(|path| path.exists()).unwrap_or(&path);
     let existing = fs::canonicalize(existing).map_err(|error| named(existing, &error).to_string())?;
     for above in existing.ancestors() {
         let found = fs::symlink_metadata(above).map_err(|error| named(above, &error).to_string())?;
@@ -377,6 +378,7 @@ mod tests {
             fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
         }
         assert_eq!(check_directory(&sticky.join("new/directory")), Ok(()));
+        assert_eq!(check_directory(Path::new("new/relative")), check_directory(Path::new(".")));
         let error = check_directory(&open.join("new")).unwrap_err();
         assert_eq!(error, format!("'{}' can be changed by other users and has no sticky bit", open.display()));
     }

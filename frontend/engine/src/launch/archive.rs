@@ -105,7 +105,10 @@ pub(super) fn unpacked(
 fn prepare(cache: &Cache<'_>) -> io::Result<PathBuf> {
     let folder = cache.folder;
     match cache.user {
-        Some(_) => worker_user::make_passable(folder)?,
+        Some(_) => {
+            worker_user::make_passable(folder)?;
+            worker_user::check_directory(folder).map_err(io::Error::other)?;
+        }
         None => DirBuilder::new().recursive(true).mode(0o700).create(folder)?,
     }
     let metadata = fs::metadata(folder)?;
