@@ -140,7 +140,7 @@ pub(crate) const LAYERINGS: &[Layering] = &[
     Layering {
         source: "frontend/os/src/",
         floors: &[
-            independent(&["control_groups", "worker_user"]),
+            independent(&["children", "control_groups", "worker_user"]),
             independent(&[
                 "client",
                 "clock",

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use pharos_os::clock;
+use pharos_os::children::wait_within;
 
 /// Prints the package's directory without importing it.
 const FIND_PACKAGE: &str =
@@ -50,18 +50,7 @@ fn package_directory() -> Option<PathBuf> {
     let mut command = Command::new("python3");
     command.args(["-c", FIND_PACKAGE]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().ok()?;
-    let started = clock::now();
-    loop {
-        match child.try_wait() {
-            Ok(Some(_)) => break,
-            Ok(None) if clock::now() - started < TIMEOUT => std::thread::sleep(Duration::from_millis(5)),
-            _ => {
-                let _ = child.kill();
-                let _ = child.wait();
-                return None;
-            }
-        }
-    }
+    wait_within(&mut child, TIMEOUT)?;
     let output = child.wait_with_output().ok()?;
     let path = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
     path.is_dir().then_some(path)

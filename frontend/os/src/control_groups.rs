@@ -18,9 +18,10 @@ use std::process::{self, Command};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::{blocking, clock};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+
+use crate::{blocking, clock};
 
 /// The period of processor quotas in microseconds: the kernel's default.
 const PERIOD: u64 = 100_000;

@@ -295,7 +295,7 @@ fn mark(path: &Path) -> io::Result<()> {
     fs::rename(&part, path.join(MARKER))
 }
 
-fn named(path: &Path, error: &io::Error) -> io::Error {
+pub(crate) fn named(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("'{}': {error}", path.display()))
 }
 

@@ -1,10 +1,11 @@
 //! Operating system services of the frontend: the clock, the server's directories, the limit of file descriptors, watched files,
-//! connections to other servers, control groups, the user of workers, the order of processes when memory runs out, threads, work
+//! connections to other servers, child processes, control groups, the user of workers, the order of processes when memory runs out, threads, work
 //! in the background, and messages to systemd.
 
 #[allow(unsafe_code)]
 pub mod background;
 pub mod blocking;
+pub mod children;
 pub mod client;
 pub mod clock;
 #[allow(unsafe_code)]

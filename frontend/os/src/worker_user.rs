@@ -27,7 +27,8 @@ use rustix::thread::{
     set_thread_res_uid,
 };
 
-use crate::{directories, removal};
+use crate::directories::{self, named};
+use crate::removal;
 
 /// The rights of root without which processes of another user cannot be started, given files, and ended; see capabilities(7).
 const NEEDED: [(&str, CapabilitySet); 6] = [
@@ -185,7 +186,7 @@ struct Change {
 }
 
 impl Change {
-    /// Changes a file, or a directory after what is in it: until then, no other user can exchange its content. Follows no link, and
+    /// Changes a file, or a directory after what is in it: until then, no other user can replace its content. Follows no link, and
     /// skips what was removed meanwhile.
     fn apply(&self, parent: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
         let opened = match openat(parent, name, FLAGS, Mode::empty()) {
@@ -229,7 +230,7 @@ fn opened_parent(path: &Path) -> io::Result<(OwnedFd, CString)> {
     Ok((parent, CString::new(name.as_bytes())?))
 }
 
-/// Checks that no user but root and that of this process can exchange a directory or one of those that lead to it. The directory
+/// Checks that no user but root and that of this process can replace a directory or one of those that lead to it. The directory
 /// need not exist.
 ///
 /// # Errors
@@ -265,10 +266,10 @@ pub fn make_passable(path: &Path) -> io::Result<()> {
     made.map_err(|error| named(path, &error))
 }
 
-/// Returns the rights of root that this process lacks and that some numbers and priorities need.
+/// Returns which rights of root this process lacks to measure processes of other users and to change their priorities.
 ///
 /// # Errors
-/// It lacks rights that it needs to start, give files to and end processes of another user; the text names them.
+/// It lacks rights to start processes of another user, to give them files or to end them; the text names them.
 pub fn check_rights() -> Result<Vec<&'static str>, String> {
     let own = capabilities(None).map_err(|error| format!("cannot read the capabilities of this process: {error}"))?;
     let missing = |wanted: &[(&'static str, CapabilitySet)]| {
@@ -281,7 +282,7 @@ pub fn check_rights() -> Result<Vec<&'static str>, String> {
     }
 }
 
-/// Takes the terminal of this process from it, into which it could type. The leader of a process group cannot start a session.
+/// Detaches this process from its terminal, into which it could type. The leader of a process group cannot do so by a new session.
 fn leave_terminal() {
     if setsid().is_err()
         && let Ok(terminal) =
@@ -319,10 +320,6 @@ fn groups(user: &str, gid: u32) -> Result<Vec<u32>, String> {
     let groups = unistd::getgrouplist(&name, gid.into())
         .map_err(|error| format!("cannot look up the groups of the user '{user}': {error}"))?;
     Ok(groups.into_iter().map(unistd::Gid::as_raw).collect())
-}
-
-fn named(path: &Path, error: &io::Error) -> io::Error {
-    io::Error::new(error.kind(), format!("'{}': {error}", path.display()))
 }
 
 #[cfg(test)]

@@ -41,8 +41,8 @@ pub(super) fn report_sandbox(worker: &Path, workers: &cli::Workers) -> Result<()
     Ok(())
 }
 
-/// Checks that this process can start workers as another user, and that the user can read what all of them read. Creates a
-/// directory for copies of models that does not exist, because the user must be able to pass through it.
+/// Checks that this process can start workers as another user, and that the user can read what all of them read. Creates the
+/// directory for copies of objects if it does not exist, because the user must be able to pass through it.
 ///
 /// # Errors
 /// Rights are missing; the text names them, or a path and the reason.
@@ -63,7 +63,7 @@ pub(super) fn check_user(
     let temporary = std::env::temp_dir();
     for directory in [Some(temporary.as_path()), Some(environments), cache].into_iter().flatten() {
         check_directory(directory)
-            .map_err(|why| format!("--worker-user: models could exchange files of this server: {why}"))?;
+            .map_err(|why| format!("--worker-user: models could replace files of this server: {why}"))?;
     }
     let made = cache.map_or(Ok(()), make_passable);
     made.map_err(|error| format!("--repository-cache-directory cannot be created: {error}"))?;

@@ -1,5 +1,8 @@
 """A model that attacks as its client says (`hostile_model.py`)."""
 
+import subprocess
+import sys
+import tarfile
 from pathlib import Path
 
 CONFIG = """backend: "python"
@@ -16,6 +19,19 @@ def write_model(repository: Path, name: str, parameter: str = ""):
     (repository / name / "1/model.py").write_text(CODE.read_text())
     text = f'parameters {{ key: "sandbox" value {{ string_value: "{parameter}" }} }}' if parameter else ""
     (repository / name / "config.pbtxt").write_text(CONFIG.format(text))
+
+
+def write_environment(repository: Path, folder: Path, script: str, *options):
+    """Gives the model an archive with an environment, made with these options of `venv`, whose `conda-unpack` is the script. The
+    script has the variable `home`, the directory of the unpacked environment."""
+    unpack, home = folder / "conda-unpack", folder / "environment"
+    unpack.write_text(f"import os, sys\nhome = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))\n{script}")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", *options, str(home)], check=True)
+    with tarfile.open(repository / "hostile/env.tar.gz", "w:gz") as archive:
+        archive.add(home, ".")
+        archive.add(unpack, "bin/conda-unpack")
+    with (repository / "hostile/config.pbtxt").open("a") as config:
+        config.write('parameters { key: "EXECUTION_ENV_PATH" value { string_value: "$$TRITON_MODEL_DIRECTORY/env.tar.gz" } }')
 
 
 def attack(server, kind: str, target="", model="hostile") -> str:

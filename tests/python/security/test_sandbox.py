@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ import pytest
 from harness.processes import worker_model
 from harness.server import EXAMPLES, Server, binary
 from harness.waiting import eventually
-from security.hostile import CODE, attack, write_model
+from security.hostile import CODE, attack, write_environment, write_model
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the attacks need root, which could do most harm")
 
@@ -244,22 +243,14 @@ def test_other_backends_run_in_a_sandbox(tmp_path):
 
 def test_code_of_an_environment_runs_in_a_sandbox(tmp_path):
     """The script `conda-unpack` of an archive, which runs before the model is loaded."""
-    repository, script = tmp_path / "models", tmp_path / "conda-unpack"
+    repository = tmp_path / "models"
     write_model(repository, "hostile")
-    script.write_text(
-        "import os, sys\n"
-        "home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))\n"
+    script = (
         "open(home + '/relocated', 'w').close()\n"
         "try: open('/etc/shadow')\n"
         "except PermissionError: sys.exit('the script was restricted, TOKEN ' + os.environ.get('HF_TOKEN', 'hidden'))\n"
     )
-    home = tmp_path / "environment"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
-    with tarfile.open(repository / "hostile/env.tar.gz", "w:gz") as archive:
-        archive.add(home, ".")
-        archive.add(script, "bin/conda-unpack")
-    with (repository / "hostile/config.pbtxt").open("a") as config:
-        config.write('parameters { key: "EXECUTION_ENV_PATH" value { string_value: "$$TRITON_MODEL_DIRECTORY/env.tar.gz" } }')
+    write_environment(repository, tmp_path, script)
     options = ["--worker-sandbox=on", "--exit-on-error=false", "--strict-readiness=false"]
     server = Server(tmp_path, [repository], [*options, f"--environment-cache-directory={tmp_path / 'environments'}"])
     server.environment = dict(VARIABLES)

@@ -6,11 +6,8 @@ import json
 import os
 import platform
 import signal
-import subprocess
 import sys
 import sysconfig
-import tarfile
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -20,9 +17,9 @@ from harness.ports import free_ports
 from harness.server import binary, fork_servers
 from harness.waiting import DEADLINE_S, eventually
 from repository.object_stores import CREDENTIALS, Store
-from security.hostile import CODE, CONFIG, attack, write_model
+from security.hostile import CODE, CONFIG, attack, write_environment, write_model
 from security.other_user import FLAG, GROUP, USER, identity, reachable
-from torchserve.wheels import wheel
+from torchserve.archive_files import files, wheel, zipped
 
 WHY_NOT = missing("mount", "mount", "setpriv") if os.geteuid() == 0 else "starting processes of another user needs root"
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
@@ -141,21 +138,10 @@ def test_copies_of_objects_are_readable_for_their_model(tmp_path, lasting):
 
 def test_an_environment_belongs_to_the_user(tmp_path):
     """Its script `conda-unpack`, which changes its files, runs as the user, too."""
-    repository, script, home = tmp_path / "models", tmp_path / "conda-unpack", tmp_path / "environment"
-    write_model(repository, "hostile")
-    script.write_text(
-        "import os, sys\n"
-        "home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))\n"
-        "open(home + '/relocated', 'w').write(str(os.getuid()))\n"
-    )
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", str(home)], check=True)
-    with tarfile.open(repository / "hostile/env.tar.gz", "w:gz") as archive:
-        archive.add(home, ".")
-        archive.add(script, "bin/conda-unpack")
-    with (repository / "hostile/config.pbtxt").open("a") as config:
-        config.write('parameters { key: "EXECUTION_ENV_PATH" value { string_value: "$$TRITON_MODEL_DIRECTORY/env.tar.gz" } }')
-    cache = tmp_path / "new/environments"
-    server = started(tmp_path, [repository], f"--environment-cache-directory={cache}")
+    repository, cache = hostile(tmp_path), tmp_path / "new/environments"
+    script = "open(home + '/relocated', 'w').write(str(os.getuid()))\n"
+    write_environment(repository[0], tmp_path, script, "--system-site-packages")
+    server = started(tmp_path, repository, f"--environment-cache-directory={cache}")
     server.environment |= {"PYTHONPATH": sysconfig.get_path("purelib")}
     for _ in range(2):
         with server:
@@ -175,11 +161,8 @@ def test_handlers_of_torchserve_run_as_the_user(tmp_path):
         "def handle(data, context):\n"
         "    return [f'{os.getuid()} {os.stat(pharos_tried.__file__).st_uid}'] * len(data) if data else None\n"
     )
-    manifest = {"model": {"modelName": "handler", "handler": "handler.py", "modelVersion": "1.0", "requirementsFile": "requirements.txt"}}
-    with zipfile.ZipFile(tmp_path / "store/handler.mar", "w") as archive:
-        archive.writestr("MAR-INF/MANIFEST.json", json.dumps(manifest))
-        archive.writestr("handler.py", source)
-        archive.writestr("requirements.txt", f"{wheel(tmp_path)}\n")
+    content = files("handler", source, requirementsFile="requirements.txt") | {"requirements.txt": f"{wheel(tmp_path)}\n"}
+    (tmp_path / "store/handler.mar").write_bytes(zipped(content))
     ports = free_ports(3)
     lines = [f"{name}_address=http://127.0.0.1:{port}\n" for name, port in zip(("inference", "management", "metrics"), ports)]
     (tmp_path / "config.properties").write_text("".join([*lines, "install_py_dep_per_model=true\n"]))

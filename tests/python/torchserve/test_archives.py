@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import sys
-import tarfile
 import threading
 import time
 import zipfile
@@ -23,52 +22,14 @@ import pytest
 from harness.ports import free_ports
 from harness.server import ROOT, alive, binary
 from harness.waiting import DEADLINE_S, eventually
-from torchserve.wheels import wheel
+from torchserve.archive_files import ECHO, files, manifest, tarred, wheel, zipped
 
 PYTHON = os.environ.get("PHAROS_PYTHON") or sys.executable
 has_worker = subprocess.run([PYTHON, "-c", "import pharos_worker"], capture_output=True).returncode == 0
 pytestmark = pytest.mark.skipif(not has_worker, reason=f"{PYTHON} does not have the package pharos-worker: make python-worker")
 
 STARTED = "Model server started."
-ECHO = "def handle(data, context):\n    return [bytes(item['body']) for item in data] if data else None\n"
 LISTENERS = ("inference", "management", "metrics", "grpc_inference", "grpc_management")
-
-
-def manifest(name: str, version: str = "1.0", **model) -> str:
-    """Returns MAR-INF/MANIFEST.json for a handler `service.py` with a function."""
-    model = {"modelName": name, "modelVersion": version, "handler": "service.py:handle"} | model
-    return json.dumps({"createdOn": "today", "runtime": "python", "model": model, "archiverVersion": "0.12.0"})
-
-
-def files(name: str, source: str = ECHO, yaml: str = "", **model) -> dict:
-    """Returns the files of an archive."""
-    named = {"configFile": "model-config.yaml"} if yaml else {}
-    made = {"MAR-INF/MANIFEST.json": manifest(name, **named, **model), "service.py": source}
-    return made | ({"model-config.yaml": yaml} if yaml else {})
-
-
-def zipped(content: dict) -> bytes:
-    """Returns a .mar file."""
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, text in content.items():
-            archive.writestr(name, text)
-    return out.getvalue()
-
-
-def tarred(content: dict, *links) -> bytes:
-    """Returns a .tar.gz file; `links` are names and targets."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w:gz") as archive:
-        for name, text in content.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(text.encode())
-            archive.addfile(info, io.BytesIO(text.encode()))
-        for name, target in links:
-            info = tarfile.TarInfo(name)
-            info.type, info.linkname = tarfile.SYMTYPE, target
-            archive.addfile(info)
-    return out.getvalue()
 
 
 class TorchServe:

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use pharos_os::clock;
+use pharos_os::children::wait_within;
 
 /// The time limit of `conda-unpack`.
 const TIMEOUT: Duration = Duration::from_mins(10);
@@ -28,18 +28,8 @@ pub(super) fn relocate(home: &Path, mut command: Command) -> Result<(), String> 
     let failed = |why: String| format!("its bin/conda-unpack failed: {why}");
     let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
     let last_line_of_stderr = last_line(child.stderr.take());
-    let begun = clock::now();
-    let status = loop {
-        match child.try_wait() {
-            Ok(Some(status)) => break status,
-            Ok(None) if clock::now() - begun < TIMEOUT => std::thread::sleep(Duration::from_millis(20)),
-            _ => {
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(failed(format!("it did not end within {} s", TIMEOUT.as_secs())));
-            }
-        }
-    };
+    let status = wait_within(&mut child, TIMEOUT)
+        .ok_or_else(|| failed(format!("it did not end within {} s", TIMEOUT.as_secs())))?;
     if status.success() {
         return Ok(());
     }

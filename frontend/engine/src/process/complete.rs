@@ -61,7 +61,7 @@ pub(crate) async fn complete(
         temporary: Some(files.path()),
         limit,
     };
-    let run = run_to_end((&start, fork_servers), model, text);
+    let run = run_to_end((&start, fork_servers), launch.user.is_none(), model, text);
     let how = match timeout(limit, run).await {
         Ok(how) => how.map_err(|error| failed(error.to_string()))?,
         Err(_) => {
@@ -87,10 +87,11 @@ pub(crate) async fn complete(
 /// Runs the process to its end, which it describes. Dropping the future kills it.
 async fn run_to_end<'a>(
     (start, fork_servers): (&impl Fn() -> Start<'a>, &Arc<ForkServers>),
+    is_own_user: bool,
     model: &str,
     question: String,
 ) -> io::Result<String> {
-    let (mut attempt, is_own_user) = (1, start().launch.user.is_none());
+    let mut attempt = 1;
     let mut started = loop {
         match spawn::start(start(), (fork_servers, attempt)).await? {
             Some(started) => break started,

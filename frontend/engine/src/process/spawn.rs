@@ -56,7 +56,7 @@ pub(super) async fn start(
         Err(Unanswered) => return Ok(None),
     };
     let process = WorkerProcess { process, group };
-    // A copy has the attributes of its fork server.
+    // A copy has inherited this from its fork server.
     if let (Process::Program(_), Some(pid)) = (&process.process, process.id()) {
         out_of_memory::end_first(pid);
     }

@@ -4,13 +4,13 @@
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Component, Path};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use super::{Archive, Unpacked, new_directory};
 use crate::settings::Pip;
 use crate::{Refused, Settings};
-use pharos_os::clock;
+use pharos_os::children::wait_within;
 use pharos_os::variables::is_inherited;
 
 /// The longest run of pip.
@@ -76,7 +76,10 @@ impl Pip {
         }
         let errors = output.try_clone().map_err(cannot_write)?;
         command.current_dir(directory).stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
-        let status = self.run(command)?;
+        let mut child =
+            command.spawn().map_err(|error| format!("cannot start '{}': {error}", self.python.display()))?;
+        let status = wait_within(&mut child, PIP_TIMEOUT)
+            .ok_or_else(|| format!("pip did not end within {} s", PIP_TIMEOUT.as_secs()))?;
         let mut text = String::new();
         // Not by its name, at which code of a package may have put another file.
         let _ = end_of(&mut output).read_to_string(&mut text);
@@ -99,22 +102,5 @@ impl Pip {
             }
         }
         command
-    }
-
-    fn run(&self, mut command: Command) -> Result<ExitStatus, String> {
-        let mut child =
-            command.spawn().map_err(|error| format!("cannot start '{}': {error}", self.python.display()))?;
-        let begun = clock::now();
-        loop {
-            match child.try_wait() {
-                Ok(Some(status)) => return Ok(status),
-                Ok(None) if clock::now() - begun < PIP_TIMEOUT => std::thread::sleep(Duration::from_millis(50)),
-                _ => {
-                    let _ = child.kill();
-                    let _ = child.wait();
-                    return Err(format!("pip did not end within {} s", PIP_TIMEOUT.as_secs()));
-                }
-            }
-        }
     }
 }
