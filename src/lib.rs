@@ -34,3 +34,4 @@ pub mod tensor;
 pub mod timeline;
 pub mod trace;
 pub mod wire;
+pub mod yielding;

@@ -86,6 +86,7 @@ pub(crate) const LAYERINGS: &[Layering] = &[
                 "metrics",
                 "shared_memory",
                 "wire",
+                "yielding",
             ]),
             independent(&["model", "classification", "otlp"]),
             interdependent(&[

@@ -13,9 +13,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
+use pharos::yielding::Yielding;
 use tokio::runtime::{Builder, EnterGuard, Handle};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+
+use crate::clock;
 
 /// The event loops of a process. Without any, connections are served by the runtime that accepts them. Cheap to clone.
 #[derive(Clone, Debug, Default)]
@@ -195,6 +198,8 @@ thread_local! {
     static MAILBOX: RefCell<Option<Mailbox>> = const { RefCell::new(None) };
     /// The empty list of the mailbox's work that was done last.
     static DONE_WORK: RefCell<Vec<Work>> = const { RefCell::new(Vec::new()) };
+    /// The offers of this thread's processor before it sleeps.
+    static YIELDING: Cell<Yielding> = Cell::default();
     /// The reads since this thread's loop has looked for replies.
     static READS_SINCE: Cell<u32> = const { Cell::new(0) };
 }
@@ -245,12 +250,24 @@ pub fn forget(source: &Arc<dyn Source>) {
     });
 }
 
+/// Lets other threads run, which may bring the loop work. Several events are then handled in one turn, and their threads need not
+/// wake the loop.
+fn offer_processor() {
+    let (mut yielding, now) = (YIELDING.get(), clock::now());
+    if yielding.is_allowed(now) {
+        thread::yield_now();
+        yielding.offered(now, clock::now());
+        YIELDING.set(yielding);
+    }
+}
+
 /// Polls the sources of this thread's loop, and lets them sleep.
 fn before_sleep() {
     // Taken out, because a source may add another one.
     let Some(mut polled) = SOURCES.with_borrow_mut(|sources| sources.as_mut().map(std::mem::take)) else { return };
     let Some(mailbox) = Mailbox::of_this_thread() else { return };
     READS_SINCE.set(0);
+    offer_processor();
     let mut all_asleep = false;
     for _ in 0..ROUNDS {
         mailbox.empty();
@@ -319,7 +336,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::clock;
 
     fn thread_of(event_loop: &EventLoop) -> String {
         let name = event_loop.spawn(async { thread::current().name().unwrap_or_default().to_owned() });

@@ -2,12 +2,13 @@
 //!
 //! A thread that sleeps is woken by a system call and starts late, in particular if its processor has become idle. While events
 //! follow each other closely, looking for the next one costs less than a sleep. Each look is followed by `sched_yield`, so that
-//! other threads that can run have precedence.
+//! other threads that can run have precedence; while threads that compute take the processor ([`Yielding`]), it does not look.
 
 use std::thread;
 use std::time::Duration;
 
 use pharos::timeline::Instant;
+use pharos::yielding::Yielding;
 
 use crate::clock;
 
@@ -27,6 +28,7 @@ pub(crate) struct Spin {
     expected_ns: u64,
     /// The number of waits without a look.
     skipped: u32,
+    yielding: Yielding,
 }
 
 impl Spin {
@@ -34,7 +36,7 @@ impl Spin {
     pub(crate) fn new(limit: Duration) -> Self {
         let most = u64::MAX / LONGEST / WEIGHT;
         let limit_ns = u64::try_from(limit.as_nanos()).map_or(most, |limit| limit.min(most));
-        Self { limit_ns, expected_ns: limit_ns, skipped: 0 }
+        Self { limit_ns, expected_ns: limit_ns, skipped: 0, yielding: Yielding::default() }
     }
 
     pub(crate) fn is_enabled(&self) -> bool {
@@ -43,7 +45,23 @@ impl Spin {
 
     /// Looks for an event since `since`, if one is expected within the limit or it is time to try. Returns whether it found one
     /// within the limit.
-    pub(crate) fn look(&mut self, since: Instant, mut found: impl FnMut() -> bool) -> bool {
+    pub(crate) fn look(&mut self, since: Instant, found: impl FnMut() -> bool) -> bool {
+        self.look_between(since, found, || {
+            thread::yield_now();
+            clock::now()
+        })
+    }
+
+    /// As [`Spin::look`]. Calls `offer` between looks, which offers the processor to other threads and returns the time after it.
+    fn look_between(
+        &mut self,
+        since: Instant,
+        mut found: impl FnMut() -> bool,
+        mut offer: impl FnMut() -> Instant,
+    ) -> bool {
+        if !self.yielding.is_allowed(since) {
+            return false;
+        }
         if self.expected_ns > self.limit_ns {
             self.skipped += 1;
             if self.skipped < RETRY {
@@ -51,13 +69,15 @@ impl Spin {
             }
         }
         self.skipped = 0;
+        let mut now = since;
         let (is_found, waited_ns) = loop {
-            let is_found = found();
-            let waited_ns = clock::now().ns_since(since);
-            if is_found || waited_ns >= self.limit_ns {
+            let (is_found, waited_ns) = (found(), now.ns_since(since));
+            if is_found || waited_ns >= self.limit_ns || !self.yielding.is_allowed(now) {
                 break (is_found, waited_ns);
             }
-            thread::yield_now();
+            let offered = now;
+            now = offer();
+            self.yielding.offered(offered, now);
         };
         // The wait goes on asleep: it counts as the longest.
         let wait_ns = if is_found { waited_ns.min(self.limit_ns) } else { self.limit_ns * LONGEST };
@@ -72,15 +92,23 @@ mod tests {
 
     const LIMIT: u64 = 100_000;
 
-    /// Returns whether it looks at all; an event is there, if `found`.
-    fn looks(spin: &mut Spin, found: bool) -> bool {
-        let mut looked = false;
-        let is_found = spin.look(clock::now(), || {
+    /// Returns whether it looks at all; an event is there, if `found`. Each offer of the processor takes this long.
+    fn looks_with(spin: &mut Spin, found: bool, offer_ns: u64) -> bool {
+        let (mut looked, mut now) = (false, Instant(1 << 40));
+        let find = || {
             looked = true;
             found
+        };
+        let is_found = spin.look_between(now, find, || {
+            now = now + Duration::from_nanos(offer_ns);
+            now
         });
         assert_eq!(is_found, looked && found);
         looked
+    }
+
+    fn looks(spin: &mut Spin, found: bool) -> bool {
+        looks_with(spin, found, 1_000)
     }
 
     #[test]
@@ -110,6 +138,13 @@ mod tests {
             false
         });
         assert!(!found && looks > 0 && clock::now().ns_since(began) >= LIMIT);
+    }
+
+    #[test]
+    fn a_thread_that_keeps_the_processor_ends_the_looking() {
+        let mut spin = Spin::new(Duration::from_nanos(LIMIT));
+        assert!(looks_with(&mut spin, false, 3_000_000));
+        (0..2 * RETRY).for_each(|_| assert!(!looks(&mut spin, true)));
     }
 
     #[test]
