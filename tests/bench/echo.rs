@@ -29,10 +29,7 @@ use crate::workload::Workload;
 /// # Errors
 /// A port is in use, or a listener fails.
 pub(crate) fn serve(http: u16, grpc: u16) -> Result<(), String> {
-    std::thread::spawn(|| {
-        let _ = std::io::stdin().read_to_end(&mut Vec::new());
-        std::process::exit(0);
-    });
+    exit_with_parent();
     let runtime = tokio::runtime::Runtime::new().map_err(|error| format!("the echo's runtime: {error}"))?;
     runtime.block_on(async {
         let grpc = tonic::transport::Server::builder().add_service(GrpcEcho).serve(loopback(grpc));
@@ -43,11 +40,28 @@ pub(crate) fn serve(http: u16, grpc: u16) -> Result<(), String> {
     })
 }
 
-fn loopback(port: u16) -> SocketAddr {
+/// Ends this process when its standard input ends.
+pub(crate) fn exit_with_parent() {
+    std::thread::spawn(|| {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        std::process::exit(0);
+    });
+}
+
+/// Returns the address of a port.
+pub(crate) fn loopback(port: u16) -> SocketAddr {
     (Ipv4Addr::LOCALHOST, port).into()
 }
 
 async fn serve_http(address: SocketAddr) -> std::io::Result<()> {
+    let listener = TcpListener::bind(address).await?.tap_io(|stream| {
+        let _ = stream.set_nodelay(true);
+    });
+    axum::serve(listener, router()).await
+}
+
+/// Returns the routes over HTTP.
+pub(crate) fn router() -> Router {
     let mut router = Router::new().route("/v2/health/ready", get(|| async {}));
     for workload in
         Workload::ALL.into_iter().filter(|workload| !matches!(workload, Workload::Python(_) | Workload::Handler))
@@ -56,10 +70,7 @@ async fn serve_http(address: SocketAddr) -> std::io::Result<()> {
         let path = format!("/v2/models/{}/infer", workload.model());
         router = router.route(&path, post(move |body: Bytes| async move { http_echo(&body, head, length) }));
     }
-    let listener = TcpListener::bind(address).await?.tap_io(|stream| {
-        let _ = stream.set_nodelay(true);
-    });
-    axum::serve(listener, router).await
+    router
 }
 
 /// Returns the last `length` bytes of the request: its JSON head is longer than the response's, and the tensors are as long.
@@ -73,7 +84,7 @@ fn http_echo(body: &Bytes, head: usize, length: usize) -> Response {
 
 /// The inference service with its one method.
 #[derive(Clone)]
-struct GrpcEcho;
+pub(crate) struct GrpcEcho;
 
 impl NamedService for GrpcEcho {
     const NAME: &'static str = "inference.GRPCInferenceService";

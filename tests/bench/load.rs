@@ -1,10 +1,11 @@
 //! The closed loop: N connections on N threads, each sending the next request as soon as the response arrives.
 
-use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::client::{Client, Protocol, connect};
+use crate::processor_time::processor_time;
+use crate::server::Server;
 use crate::stats::percentile;
 use crate::workload::Workload;
 
@@ -20,8 +21,9 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// Returns every case, in the order of the report.
-    pub(crate) fn all() -> Vec<Self> {
+    /// Returns every case, in the order of the report. `clients` replaces the numbers of clients, if it has any.
+    pub(crate) fn all(clients: &[usize]) -> Vec<Self> {
+        let chosen = clients;
         let mut cases = Vec::new();
         for workload in Workload::ALL {
             for protocol in Protocol::ALL {
@@ -33,6 +35,7 @@ impl Case {
                     (Workload::Handler, Protocol::Grpc) => &[],
                     _ => &[1, 8],
                 };
+                let clients = if chosen.is_empty() || clients.is_empty() { clients } else { chosen };
                 cases.extend(clients.iter().map(|clients| Self { workload, protocol, clients: *clients }));
             }
         }
@@ -56,13 +59,17 @@ pub(crate) struct Sample {
     pub(crate) p50: f64,
     /// 99th percentile of the latency in microseconds.
     pub(crate) p99: f64,
+    /// Processor time of the server process for a request in microseconds, without its workers.
+    pub(crate) processor: f64,
 }
 
 /// Runs one case against one server for the given time.
 ///
 /// # Errors
-/// The connection fails, a response has an error status or another length than the first, or (with `verify`) wrong tensors.
-pub(crate) fn measure(case: Case, address: SocketAddr, time: Duration, verify: bool) -> Result<Sample, String> {
+/// The connection fails, a response has an error status or another length than the first, or the tensors are wrong, which is not
+/// checked for the echo.
+pub(crate) fn measure(case: Case, server: &Server, time: Duration) -> Result<Sample, String> {
+    let (address, verify) = (server.address(case.protocol), !server.kind.is_echo());
     let mut clients = Vec::new();
     for number in 0..case.clients {
         let mut client = connect(case.protocol, case.workload, (number, case.clients), address)?;
@@ -75,6 +82,7 @@ pub(crate) fn measure(case: Case, address: SocketAddr, time: Duration, verify: b
         }
         clients.push(client);
     }
+    let used = processor_time(server.pid());
     let begin = Instant::now() + WARM_UP;
     let end = begin + time;
     let results: Vec<_> = thread::scope(|scope| {
@@ -85,22 +93,27 @@ pub(crate) fn measure(case: Case, address: SocketAddr, time: Duration, verify: b
             .map(|thread| thread.join().unwrap_or_else(|_| Err("a client panicked".to_owned())))
             .collect()
     });
-    let mut latencies = Vec::new();
+    let used = processor_time(server.pid()).zip(used).map(|(after, before)| after.saturating_sub(before));
+    let (mut latencies, mut requests) = (Vec::new(), 0);
     for result in results {
-        latencies.extend(result?);
+        let (measured, count) = result?;
+        latencies.extend(measured);
+        requests += count;
     }
-    sample(latencies, time, case.workload.payload())
+    let processor = used.map_or(f64::NAN, |used| used.as_secs_f64() * 1e6 / requests as f64);
+    Ok(Sample { processor, ..sample(latencies, time, case.workload.payload())? })
 }
 
-/// Returns the latencies, in nanoseconds, of the responses between `begin` and `end`.
-fn drive(client: &mut dyn Client, begin: Instant, end: Instant) -> Result<Vec<u64>, String> {
-    let mut latencies = Vec::new();
+/// Returns the latencies, in nanoseconds, of the responses between `begin` and `end`, and the number of all responses.
+fn drive(client: &mut dyn Client, begin: Instant, end: Instant) -> Result<(Vec<u64>, u64), String> {
+    let (mut latencies, mut requests) = (Vec::new(), 0);
     loop {
         let sent = Instant::now();
         if sent >= end {
-            return Ok(latencies);
+            return Ok((latencies, requests));
         }
         client.exchange()?;
+        requests += 1;
         let answered = Instant::now();
         if answered >= begin && answered < end {
             latencies.push((answered - sent).as_nanos() as u64);
@@ -115,7 +128,8 @@ fn sample(mut latencies: Vec<u64>, time: Duration, payload: usize) -> Result<Sam
     latencies.sort_unstable();
     let rate = latencies.len() as f64 / time.as_secs_f64();
     let micros = |share: f64| percentile(&latencies, share) as f64 / 1e3;
-    Ok(Sample { rate, megabytes: rate * payload as f64 / 1e6, p50: micros(0.5), p99: micros(0.99) })
+    let megabytes = rate * payload as f64 / 1e6;
+    Ok(Sample { rate, megabytes, p50: micros(0.5), p99: micros(0.99), processor: 0.0 })
 }
 
 #[cfg(test)]
@@ -126,15 +140,18 @@ mod tests {
     #[test]
     fn a_sample_summarizes_the_window() {
         let sample = sample(vec![3_000, 1_000, 2_000, 9_000], Duration::from_secs(2), 500_000).unwrap();
-        assert_eq!(sample, Sample { rate: 2.0, megabytes: 1.0, p50: 2.0, p99: 9.0 });
+        assert_eq!(sample, Sample { rate: 2.0, megabytes: 1.0, p50: 2.0, p99: 9.0, processor: 0.0 });
     }
 
     #[test]
     fn case_names_are_unique() {
-        let names: std::collections::BTreeSet<_> = Case::all().iter().map(Case::name).collect();
+        let names: std::collections::BTreeSet<_> = Case::all(&[]).iter().map(Case::name).collect();
         assert!(names.contains("identity_1mib/grpc/8"));
         assert!(names.contains("python_64kib_batch_8/http/16"));
         assert!(names.contains("handler/http/32"));
         assert_eq!(names.len(), 37);
+        let names: Vec<_> = Case::all(&[3, 64]).iter().map(Case::name).collect();
+        assert_eq!(names.iter().filter(|name| name.ends_with("/64")).count(), 19);
+        assert!(!names.contains(&"simple/http/8".to_owned()));
     }
 }

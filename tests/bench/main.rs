@@ -6,6 +6,7 @@
 mod client;
 mod counter;
 mod echo;
+mod echo_loops;
 mod grpc_client;
 mod http_client;
 mod load;
@@ -13,6 +14,7 @@ mod memory;
 mod messages;
 mod models;
 mod observed;
+mod processor_time;
 mod report;
 mod server;
 mod stats;
@@ -46,6 +48,9 @@ struct Options {
     /// Comma-separated names of servers (echo, pharos, triton, torchserve) and parts of case names (simple/grpc/8).
     #[arg(long, default_value = "", hide_default_value = true)]
     only: String,
+    /// Comma-separated numbers of clients, instead of those of each case.
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    clients: Vec<u16>,
     /// Skip Triton even where it is installed.
     #[arg(long)]
     skip_triton: bool,
@@ -58,6 +63,9 @@ enum Command {
     /// Serve the echo; started by the benchmark itself.
     #[command(hide = true)]
     Echo { http: u16, grpc: u16 },
+    /// Serve the echo with an event loop for each processor; started by the benchmark itself.
+    #[command(hide = true)]
+    EchoLoops { http: u16, grpc: u16 },
 }
 
 /// The servers and cases that `--only` selects.
@@ -67,15 +75,16 @@ struct Selection {
 }
 
 impl Selection {
-    fn parse(only: &str) -> Result<Self, String> {
+    fn parse(only: &str, clients: &[u16]) -> Result<Self, String> {
+        let all = Case::all(&clients.iter().map(|clients| usize::from(*clients)).collect::<Vec<_>>());
         let terms: Vec<_> = only.split(',').map(str::trim).filter(|term| !term.is_empty()).collect();
         let is_server = |term: &str| Kind::ALL.iter().any(|kind| kind.name() == term);
         let (servers, parts): (Vec<_>, Vec<_>) = terms.into_iter().partition(|term| is_server(term));
         let kinds = Kind::ALL.into_iter().filter(|kind| servers.is_empty() || servers.contains(&kind.name())).collect();
         let wanted = |case: &Case| parts.is_empty() || parts.iter().any(|part| case.name().contains(part));
-        let cases: Vec<_> = Case::all().into_iter().filter(wanted).collect();
+        let cases: Vec<_> = all.iter().copied().filter(wanted).collect();
         if cases.is_empty() {
-            let names: Vec<_> = Case::all().iter().map(Case::name).collect();
+            let names: Vec<_> = all.iter().map(Case::name).collect();
             return Err(format!("--only {only} matches no case; the cases are {}", names.join(", ")));
         }
         Ok(Self { kinds, cases })
@@ -106,6 +115,7 @@ fn main() -> ExitCode {
     let options = Options::parse();
     let result = match options.command {
         Some(Command::Echo { http, grpc }) => echo::serve(http, grpc),
+        Some(Command::EchoLoops { http, grpc }) => echo_loops::serve(http, grpc),
         None => run(&options),
     };
     match result {
@@ -121,7 +131,7 @@ fn run(options: &Options) -> Result<(), String> {
     if !(0.1..=600.0).contains(&options.seconds) {
         return Err(format!("invalid --seconds {}: expected 0.1 to 600", options.seconds));
     }
-    let mut selection = Selection::parse(&options.only)?;
+    let mut selection = Selection::parse(&options.only, &options.clients)?;
     selection.leave_out_python(&Programs::find());
     let stop = stop_on_signal()?;
     let scratch = Scratch::new().map_err(|error| format!("cannot create a temporary folder: {error}"))?;
@@ -195,7 +205,7 @@ fn measure_all(options: &Options, cases: &[Case], servers: &[Server], stop: &Ato
                 if stop.load(Ordering::Relaxed) {
                     return Err("interrupted".to_owned());
                 }
-                let sample = measure(*case, server.address(case.protocol), time, server.kind != Kind::Echo);
+                let sample = measure(*case, server, time);
                 let shown = match &sample {
                     Ok(sample) => format!("{:.0} requests/s, p99 {:.0} µs", sample.rate, sample.p99),
                     Err(error) => format!("{error}\n{}", server.log_tail()),
@@ -219,27 +229,27 @@ mod tests {
 
     #[track_caller]
     fn check(only: &str, kinds: usize, cases: usize) {
-        let selection = Selection::parse(only).unwrap();
+        let selection = Selection::parse(only, &[]).unwrap();
         assert_eq!((selection.kinds.len(), selection.cases.len()), (kinds, cases), "--only {only}");
     }
 
     #[test]
     fn starts_only_servers_that_serve_a_selected_case() {
-        let selection = Selection::parse("handler").unwrap();
+        let selection = Selection::parse("handler", &[]).unwrap();
         let needed: Vec<_> = Kind::ALL.into_iter().filter(|kind| selection.needs(*kind)).collect();
         assert_eq!(needed, [Kind::PharosTorchserve, Kind::Torchserve]);
-        assert!(!Selection::parse("simple").unwrap().needs(Kind::Torchserve));
+        assert!(!Selection::parse("simple", &[]).unwrap().needs(Kind::Torchserve));
     }
 
     #[test]
     fn parses_selections() {
-        check("", 7, 37);
+        check("", 8, 37);
         check("echo", 1, 37);
-        check("simple/http", 7, 2);
+        check("simple/http", 8, 2);
         check("echo, pharos, grpc/8", 2, 3);
-        check("python", 7, 24);
-        check("python_16mib_batch_8", 7, 4);
+        check("python", 8, 24);
+        check("python_16mib_batch_8", 8, 4);
         check("torchserve, handler", 1, 3);
-        assert!(Selection::parse("rest").is_err_and(|error| error.contains("simple/http/1")));
+        assert!(Selection::parse("rest", &[]).is_err_and(|error| error.contains("simple/http/1")));
     }
 }

@@ -53,16 +53,22 @@ impl Target {
 /// Renders the whole report.
 pub(crate) fn render(all: &[Row], memories: Option<&(Memory, Memory)>) -> String {
     let mut text = format!(
-        "\n{:<22} {:>24} {:>22} {:>22} {:>22} {:>20} {:>20}\n",
-        "median (min..max)", "requests/s", "MB/s each way", "p50 µs", "p99 µs", "rate / echo's", "p99 / echo's"
+        "\n{:<22} {:>24} {:>22} {:>22} {:>22} {:>20} {:>20} {:>20}\n",
+        "median (min..max)",
+        "requests/s",
+        "MB/s each way",
+        "p50 µs",
+        "p99 µs",
+        "rate / echo's",
+        "p99 / echo's",
+        "processor / echo's"
     );
-    for case in Case::all() {
-        let rows: Vec<_> = all.iter().filter(|row| row.case == case).collect();
-        if !rows.is_empty() {
-            let _ = writeln!(text, "{}", case.name());
-            rows.iter().for_each(|row| print_row(&mut text, row, find(&rows, Kind::Echo)));
-            targets(case, (&rows, all)).iter().for_each(|target| target.print(&mut text));
-        }
+    // The rows of a case follow each other.
+    for rows in all.chunk_by(|left, right| left.case == right.case) {
+        let (case, rows) = (rows[0].case, rows.iter().collect::<Vec<_>>());
+        let _ = writeln!(text, "{}", case.name());
+        rows.iter().for_each(|row| print_row(&mut text, row, find(&rows, Kind::Echo)));
+        targets(case, (&rows, all)).iter().for_each(|target| target.print(&mut text));
     }
     if let Some((before, after)) = memories {
         print_memory(&mut text, before, after);
@@ -81,7 +87,7 @@ fn print_row(into: &mut String, row: &Row, echo: Option<&Row>) {
     let large = row.case.workload.is_large();
     let _ = writeln!(
         into,
-        "  {:<20} {:>24} {:>22} {:>22} {:>22} {:>20} {:>20}",
+        "  {:<20} {:>24} {:>22} {:>22} {:>22} {:>20} {:>20} {:>20}",
         row.kind.name(),
         shown(row.spread(|sample| sample.rate)),
         if large { shown(row.spread(|sample| sample.megabytes)) } else { String::new() },
@@ -89,6 +95,8 @@ fn print_row(into: &mut String, row: &Row, echo: Option<&Row>) {
         shown(row.spread(|sample| sample.p99)),
         ratio(|sample| sample.rate),
         ratio(|sample| sample.p99),
+        // The process of a peer may be only its starter.
+        if row.kind.is_peer() { String::new() } else { ratio(|sample| sample.processor) },
     );
     if let Some(error) = row.error() {
         let _ = writeln!(into, "    {}: {error}", row.kind.name());
@@ -202,7 +210,7 @@ mod tests {
 
     fn row(kind: Kind, rates: &[f64], p99: f64) -> Row {
         let case = Case { workload: Workload::Simple, protocol: Protocol::Http, clients: 8 };
-        let sample = |rate: &f64| Ok(Sample { rate: *rate, megabytes: 1.0, p50: 1.0, p99 });
+        let sample = |rate: &f64| Ok(Sample { rate: *rate, megabytes: 1.0, p50: 1.0, p99, processor: 1.0 });
         Row { case, kind, rounds: rates.iter().map(sample).collect() }
     }
 
@@ -217,7 +225,7 @@ mod tests {
     #[test]
     fn ratios_compare_the_same_round() {
         let rows = [row(Kind::Echo, &[100.0, 1000.0], 1.0), row(Kind::Pharos, &[60.0, 500.0], 1.0)];
-        check(&rows, "0.55 (0.50..0.60)", "1.00 (1.00..1.00)");
+        check(&rows, "0.55 (0.50..0.60)", "1.00 (1.00..1.00)     1.00 (1.00..1.00)");
         check(&rows, "at least 0.50 of the echo's", "PASS");
     }
 

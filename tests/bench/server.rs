@@ -25,8 +25,10 @@ const END_LIMIT: Duration = Duration::from_secs(30);
 /// The kind of a server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
-    /// The limit of the libraries.
+    /// The limit of the libraries, with tokio's usual runtime.
     Echo,
+    /// The same with an event loop for each processor.
+    EchoLoops,
     /// This server.
     Pharos,
     /// This server without metrics.
@@ -43,13 +45,22 @@ pub(crate) enum Kind {
 
 impl Kind {
     /// All kinds, in the order of the report.
-    pub(crate) const ALL: [Self; 7] =
-        [Self::Echo, Self::Pharos, Self::Bare, Self::Observed, Self::Triton, Self::PharosTorchserve, Self::Torchserve];
+    pub(crate) const ALL: [Self; 8] = [
+        Self::Echo,
+        Self::EchoLoops,
+        Self::Pharos,
+        Self::Bare,
+        Self::Observed,
+        Self::Triton,
+        Self::PharosTorchserve,
+        Self::Torchserve,
+    ];
 
     /// Returns the name in the report.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Echo => "echo",
+            Self::EchoLoops => "echo-loops",
             Self::Pharos => "pharos",
             Self::Bare => "pharos-no-metrics",
             Self::Observed => "pharos-observed",
@@ -57,6 +68,11 @@ impl Kind {
             Self::PharosTorchserve => "pharos-torchserve",
             Self::Torchserve => "torchserve",
         }
+    }
+
+    /// Returns whether the server only echoes.
+    pub(crate) fn is_echo(self) -> bool {
+        matches!(self, Self::Echo | Self::EchoLoops)
     }
 
     /// Returns whether the server is only a reference and may be missing.
@@ -118,7 +134,7 @@ impl Server {
         let output = File::create(&log).map_err(failed)?;
         command.stderr(output.try_clone().map_err(failed)?).stdout(output);
         // The echo exits when its standard input ends, so it cannot outlive this process.
-        command.stdin(if kind == Kind::Echo { Stdio::piped() } else { Stdio::null() });
+        command.stdin(if kind.is_echo() { Stdio::piped() } else { Stdio::null() });
         let child = command.spawn().map_err(failed)?;
         let mut server = Self { kind, child, ports, log };
         server.wait_until_ready()?;
@@ -260,7 +276,7 @@ impl Programs {
     fn command(&self, kind: Kind, ports: Ports, scratch: &Scratch) -> std::io::Result<Command> {
         let models = scratch.path(&format!("{}-models", kind.name()));
         let mut command = match kind {
-            Kind::Echo => Command::new(std::env::current_exe()?),
+            Kind::Echo | Kind::EchoLoops => Command::new(std::env::current_exe()?),
             Kind::Pharos | Kind::Bare | Kind::Observed => Command::new(&self.pharos),
             Kind::Triton => Command::new(self.peers.join("triton")),
             Kind::PharosTorchserve => {
@@ -271,8 +287,8 @@ impl Programs {
             Kind::Torchserve => return torchserve::peer(&self.torchserve, ports, scratch),
         };
         match kind {
-            Kind::Echo => {
-                command.args(["echo".to_owned(), ports.http.to_string(), ports.grpc.to_string()]);
+            Kind::Echo | Kind::EchoLoops => {
+                command.args([kind.name().to_owned(), ports.http.to_string(), ports.grpc.to_string()]);
             }
             Kind::Pharos | Kind::Bare | Kind::Observed => {
                 write_builtin(&models)?;
