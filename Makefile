@@ -4,7 +4,7 @@
 #   make test     sets up what the tests need under target/, then runs all of them, Rust and real clients
 #                 (tests that need Debian's prometheus, chromium or redis-server are skipped with a note without it)
 .DEFAULT_GOAL := help
-.PHONY: help serve speech cluster sklearn xgboost pytorch example-backends build test test-rust test-clients test-under-load smoke soak lint bench bench-peers bench-many-models fuzz simulate mutants tools python-worker wheel release kserve-sdk gpu-pack
+.PHONY: help serve speech cluster sklearn xgboost pytorch example-backends build test test-rust test-clients test-under-load smoke soak lint bench bench-peers bench-many-models bench-growth fuzz simulate mutants tools python-worker wheel release kserve-sdk gpu-pack
 
 CARGO ?= cargo
 PYTHON ?= python3
@@ -18,7 +18,7 @@ export PYO3_PYTHON ?= $(shell command -v $(PYTHON))
 export PYO3_ENVIRONMENT_SIGNATURE ?= $(shell $(PYTHON) -c 'import sys; print("%s-%d.%d-64bit" % (sys.implementation.name, *sys.version_info[:2]))' 2>/dev/null)
 
 help:
-	@sed -n 's/^#   //p' Makefile; echo 'also: make python-worker | smoke | test-under-load | lint | bench | bench-peers | bench-many-models | fuzz | simulate | mutants | soak | gpu-pack   (SERVE_FLAGS="..." are passed to the server)'
+	@sed -n 's/^#   //p' Makefile; echo 'also: make python-worker | smoke | test-under-load | lint | bench | bench-peers | bench-many-models | bench-growth | fuzz | simulate | mutants | soak | gpu-pack   (SERVE_FLAGS="..." are passed to the server)'
 
 tools:
 	@command -v $(CARGO) >/dev/null || { echo "cargo is missing: install Rust 1.95 or later, see https://rustup.rs"; exit 1; }
@@ -175,6 +175,12 @@ bench-peers: build python-worker
 # Measures a server with a hundred and a thousand models: start, memory, end, scrapes, and a limit of the memory of models.
 bench-many-models: build python-worker $(VENV)/ready
 	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python tests/bench_many_models/run.py $(BENCH_FLAGS)
+
+# Measures how the cost grows with clients, models, instances and bytes; draws the curves to target/bench-growth. Needs 1,100 descriptors.
+bench-growth: build $(VENV)/ready
+	$(CARGO) build $(PROFILE) --locked -p e2e --bin bench
+	ulimit -n $$(ulimit -H -n); PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python tests/bench_growth/run.py \
+	  --bench $(TARGET)/release/bench --to $(TARGET)/bench-growth $(BENCH_FLAGS)
 
 # Simulates drivers, supervisors, the rate limiter and the response cache in virtual time, with a new seed each time: see
 # docs/src/internals/tests.md. A later run begins at the last FIRST_SEED plus the number of simulations.

@@ -1,11 +1,11 @@
 //! The closed loop: N connections on N threads, each sending the next request as soon as the response arrives.
 
+use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::client::{Client, Protocol, connect};
 use crate::processor_time::processor_time;
-use crate::server::Server;
 use crate::stats::percentile;
 use crate::workload::Workload;
 
@@ -32,7 +32,7 @@ impl Case {
                     (Workload::Python(_), Protocol::Http) => &[1, 4, 16],
                     (Workload::Python(_), Protocol::Grpc) => &[16],
                     (Workload::Handler, Protocol::Http) => &[1, 8, 32],
-                    (Workload::Handler, Protocol::Grpc) => &[],
+                    (Workload::Handler, Protocol::Grpc) | (Workload::Growth(_), _) => &[],
                     _ => &[1, 8],
                 };
                 let clients = if chosen.is_empty() || clients.is_empty() { clients } else { chosen };
@@ -46,6 +46,16 @@ impl Case {
     pub(crate) fn name(&self) -> String {
         format!("{}/{}/{}", self.workload.name(), self.protocol.name(), self.clients)
     }
+}
+
+/// The server that a measurement uses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    pub(crate) address: SocketAddr,
+    /// The id of the process whose processor time is measured.
+    pub(crate) process: Option<u32>,
+    /// Whether the tensors of the answers are checked.
+    pub(crate) verify: bool,
 }
 
 /// The result of one server in one round of one case.
@@ -66,10 +76,9 @@ pub(crate) struct Sample {
 /// Runs one case against one server for the given time.
 ///
 /// # Errors
-/// The connection fails, a response has an error status or another length than the first, or the tensors are wrong, which is not
-/// checked for the echo.
-pub(crate) fn measure(case: Case, server: &Server, time: Duration) -> Result<Sample, String> {
-    let (address, verify) = (server.address(case.protocol), !server.kind.is_echo());
+/// The connection fails, a response has an error status or another length than the first, or the tensors are wrong.
+pub(crate) fn measure(case: Case, target: Target, time: Duration) -> Result<Sample, String> {
+    let Target { address, process, verify } = target;
     let mut clients = Vec::new();
     for number in 0..case.clients {
         let mut client = connect(case.protocol, case.workload, (number, case.clients), address)?;
@@ -82,7 +91,7 @@ pub(crate) fn measure(case: Case, server: &Server, time: Duration) -> Result<Sam
         }
         clients.push(client);
     }
-    let used = processor_time(server.pid());
+    let used = process.and_then(processor_time);
     let begin = Instant::now() + WARM_UP;
     let end = begin + time;
     let results: Vec<_> = thread::scope(|scope| {
@@ -93,7 +102,7 @@ pub(crate) fn measure(case: Case, server: &Server, time: Duration) -> Result<Sam
             .map(|thread| thread.join().unwrap_or_else(|_| Err("a client panicked".to_owned())))
             .collect()
     });
-    let used = processor_time(server.pid()).zip(used).map(|(after, before)| after.saturating_sub(before));
+    let used = process.and_then(processor_time).zip(used).map(|(after, before)| after.saturating_sub(before));
     let (mut latencies, mut requests) = (Vec::new(), 0);
     for result in results {
         let (measured, count) = result?;

@@ -7,6 +7,7 @@ mod client;
 mod counter;
 mod echo;
 mod echo_loops;
+mod growth;
 mod grpc_client;
 mod http_client;
 mod load;
@@ -66,6 +67,9 @@ enum Command {
     /// Serve the echo with an event loop for each processor; started by the benchmark itself.
     #[command(hide = true)]
     EchoLoops { http: u16, grpc: u16 },
+    /// Measure a running server with identity models; started by `tests/bench_growth`.
+    #[command(hide = true)]
+    Growth(growth::Options),
 }
 
 /// The servers and cases that `--only` selects.
@@ -116,6 +120,7 @@ fn main() -> ExitCode {
     let result = match options.command {
         Some(Command::Echo { http, grpc }) => echo::serve(http, grpc),
         Some(Command::EchoLoops { http, grpc }) => echo_loops::serve(http, grpc),
+        Some(Command::Growth(options)) => growth::run(&options),
         None => run(&options),
     };
     match result {
@@ -205,7 +210,7 @@ fn measure_all(options: &Options, cases: &[Case], servers: &[Server], stop: &Ato
                 if stop.load(Ordering::Relaxed) {
                     return Err("interrupted".to_owned());
                 }
-                let sample = measure(*case, server, time);
+                let sample = measure(*case, server.target(case.protocol), time);
                 let shown = match &sample {
                     Ok(sample) => format!("{:.0} requests/s, p99 {:.0} µs", sample.rate, sample.p99),
                     Err(error) => format!("{error}\n{}", server.log_tail()),

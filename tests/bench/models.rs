@@ -139,7 +139,7 @@ pub(crate) fn write_builtin(repository: &Path) -> io::Result<()> {
             Workload::Simple => (SIMPLE_TENSORS.to_owned(), "add_sub"),
             Workload::Identity => (IDENTITY_TENSORS.to_owned(), "identity"),
             Workload::Sequences => (sequence_tensors(), "add_sub"),
-            Workload::Python(_) | Workload::Handler => continue,
+            Workload::Python(_) | Workload::Handler | Workload::Growth(_) => continue,
         };
         let parameter = format!("parameters {{ key: \"function\" value {{ string_value: \"{function}\" }} }}\n");
         write_model(repository, workload.model(), &format!("backend: \"builtin\"\n{tensors}{parameter}"))?;
@@ -168,7 +168,7 @@ pub(crate) fn write_python(repository: &Path) -> io::Result<()> {
         let (tensors, program) = match workload {
             Workload::Simple => (SIMPLE_TENSORS, SIMPLE_PYTHON),
             Workload::Identity => (IDENTITY_TENSORS, IDENTITY_PYTHON),
-            Workload::Sequences | Workload::Python(_) | Workload::Handler => continue,
+            Workload::Sequences | Workload::Python(_) | Workload::Handler | Workload::Growth(_) => continue,
         };
         let config = format!("backend: \"python\"\n{tensors}instance_group [ {{ count: 1 kind: KIND_CPU }} ]\n");
         let version = write_model(repository, workload.model(), &config)?;

@@ -121,7 +121,7 @@ fn targets(case: Case, (rows, all): (&[&Row], &[Row])) -> Vec<Target> {
                 let text = "requests/s at least 0.50 of the echo's".to_owned();
                 targets.push(Target { text, reached: rate, passes: |ratio| ratio >= 0.5 });
             }
-            (Workload::Simple | Workload::Sequences | Workload::Python(_) | Workload::Handler, _) => {}
+            _ => {}
         }
         if case.clients == 1 {
             let (text, reached) = ("p99 under 3 x the echo's".to_owned(), pharos.ratio(echo, |sample| sample.p99));

@@ -11,6 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::client::Protocol;
 use crate::http_client::get_status;
+use crate::load::Target;
 use crate::models::{Scratch, write_builtin, write_common, write_python};
 use crate::observed;
 use crate::torchserve;
@@ -90,6 +91,7 @@ impl Kind {
             Workload::Sequences => self == Self::Pharos,
             Workload::Python(_) => matches!(self, Self::Pharos | Self::Triton),
             Workload::Handler => handlers,
+            Workload::Growth(_) => false,
         }
     }
 
@@ -148,6 +150,11 @@ impl Server {
             Protocol::Grpc => self.ports.grpc,
         };
         (Ipv4Addr::LOCALHOST, port).into()
+    }
+
+    /// Returns what measurements need to know.
+    pub(crate) fn target(&self, protocol: Protocol) -> Target {
+        Target { address: self.address(protocol), process: Some(self.pid()), verify: !self.kind.is_echo() }
     }
 
     /// Returns the process id.

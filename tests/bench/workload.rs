@@ -17,11 +17,11 @@ pub(crate) const HANDLER: &str = "handler";
 /// The number of sequences that are open at once.
 pub(crate) const OPEN_SEQUENCES: u64 = 10_000;
 
-/// A step of a sequence.
+/// A step of a sequence, or a request to one of several models.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Step {
-    pub(crate) sequence: u64,
-    pub(crate) start: bool,
+pub(crate) enum Step {
+    Sequence { id: u64, start: bool },
+    Model(u64),
 }
 
 /// A model and a request to it.
@@ -37,6 +37,15 @@ pub(crate) enum Workload {
     Python(Rows),
     /// Some bytes in, the same out, by a TorchServe handler without torch: the cost of a request there.
     Handler,
+    /// UINT8 in, the same out, by several models in turn: how the cost grows. The models are those of `tests/bench_growth`.
+    Growth(Growth),
+}
+
+/// The size of requests, and the number of models that they go to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Growth {
+    pub(crate) bytes: usize,
+    pub(crate) models: u64,
 }
 
 /// The size of a request to the Python model.
@@ -83,6 +92,16 @@ impl Workload {
             Self::Sequences => "sequences_10000",
             Self::Python(_) => "python_identity",
             Self::Handler => HANDLER,
+            Self::Growth(_) => "growth",
+        }
+    }
+
+    /// Returns the name of the model that a step is sent to. The names of several models have the same length, as all answers must
+    /// have.
+    fn model_of(self, step: Option<Step>) -> String {
+        match step {
+            Some(Step::Model(number)) => format!("m{number:03}"),
+            _ => self.model().to_owned(),
         }
     }
 
@@ -106,6 +125,7 @@ impl Workload {
     pub(crate) fn payload(self) -> usize {
         match self {
             Self::Python(Rows { bytes, count }) => bytes * count,
+            Self::Growth(Growth { bytes, .. }) => bytes,
             _ => self.inputs().iter().map(|tensor| tensor.data.len()).sum(),
         }
     }
@@ -113,9 +133,10 @@ impl Workload {
     fn inputs(self) -> Vec<Tensor> {
         match self {
             Self::Simple | Self::Sequences => vec![int32("INPUT0", &left()), int32("INPUT1", &right())],
-            Self::Identity => vec![uint8("INPUT0")],
+            Self::Identity => vec![uint8("INPUT0", MIB)],
             Self::Python(rows) => vec![fp32("INPUT0", rows)],
             Self::Handler => vec![octets()],
+            Self::Growth(Growth { bytes, .. }) => vec![uint8("INPUT0", bytes)],
         }
     }
 
@@ -128,9 +149,10 @@ impl Workload {
                 let (sum, difference) = (combine(i32::wrapping_add), combine(i32::wrapping_sub));
                 vec![int32("OUTPUT0", &sum), int32("OUTPUT1", &difference)]
             }
-            Self::Identity => vec![uint8("OUTPUT0")],
+            Self::Identity => vec![uint8("OUTPUT0", MIB)],
             Self::Python(rows) => vec![fp32("OUTPUT0", rows)],
             Self::Handler => vec![octets()],
+            Self::Growth(Growth { bytes, .. }) => vec![uint8("OUTPUT0", bytes)],
         }
     }
 
@@ -141,11 +163,15 @@ impl Workload {
 
     /// Returns the steps of client number `client` of `clients`: the first ones start its sequences, the others continue them.
     pub(crate) fn steps(self, client: usize, clients: usize) -> (Vec<Option<Step>>, Vec<Option<Step>>) {
+        if let Self::Growth(Growth { models, .. }) = self {
+            let turns = (0..models).map(|turn| Some(Step::Model((turn + client as u64) % models)));
+            return (Vec::new(), turns.collect());
+        }
         if self != Self::Sequences {
             return (Vec::new(), vec![None]);
         }
         let own = (1..=OPEN_SEQUENCES).filter(|id| *id as usize % clients == client);
-        let steps = |start: bool| own.clone().map(|sequence| Some(Step { sequence, start })).collect();
+        let steps = |start: bool| own.clone().map(|id| Some(Step::Sequence { id, start })).collect();
         (steps(true), steps(false))
     }
 
@@ -156,15 +182,18 @@ impl Workload {
         }
         let inputs = self.inputs();
         let wanted: Vec<_> = self.outputs().iter().map(|output| wanted_json(output.name)).collect();
-        let parameters = step.map_or_else(String::new, |Step { sequence, start }| {
-            format!(r#""parameters":{{"sequence_id":{sequence},"sequence_start":{start}}},"#)
-        });
+        let parameters = match step {
+            Some(Step::Sequence { id, start }) => {
+                format!(r#""parameters":{{"sequence_id":{id},"sequence_start":{start}}},"#)
+            }
+            _ => String::new(),
+        };
         let json = format!(r#"{{{parameters}"inputs":[{}],"outputs":[{}]}}"#, tensors_json(&inputs), wanted.join(","));
         let mut request = BytesMut::new();
         let head = format!(
             "POST /v2/models/{}/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/octet-stream\r\n\
              Inference-Header-Content-Length: {}\r\nContent-Length: {}\r\n\r\n",
-            self.model(),
+            self.model_of(step),
             json.len(),
             json.len() + self.payload()
         );
@@ -190,12 +219,15 @@ impl Workload {
         let inputs = self.inputs();
         let wanted = |output: &Tensor| RequestedOutput { name: output.name.to_owned() };
         framed(&ModelInferRequest {
-            model_name: self.model().to_owned(),
-            parameters: step.map_or_else(Default::default, |Step { sequence, start }| {
-                let id = Parameter { int64: Some(sequence as i64), boolean: None };
-                let start = Parameter { boolean: Some(start), int64: None };
-                [("sequence_id".to_owned(), id), ("sequence_start".to_owned(), start)].into()
-            }),
+            model_name: self.model_of(step),
+            parameters: match step {
+                Some(Step::Sequence { id, start }) => {
+                    let id = Parameter { int64: Some(id as i64), boolean: None };
+                    let start = Parameter { boolean: Some(start), int64: None };
+                    [("sequence_id".to_owned(), id), ("sequence_start".to_owned(), start)].into()
+                }
+                _ => Default::default(),
+            },
             inputs: inputs.iter().map(head).collect(),
             outputs: self.outputs().iter().map(wanted).collect(),
             raw_input_contents: inputs.into_iter().map(|tensor| tensor.data).collect(),
@@ -226,8 +258,8 @@ fn int32(name: &'static str, values: &[i32]) -> Tensor {
     Tensor { name, datatype: "INT32", shape: vec![1, 16], data }
 }
 
-fn uint8(name: &'static str) -> Tensor {
-    Tensor { name, datatype: "UINT8", shape: vec![MIB as i64], data: pattern(MIB) }
+fn uint8(name: &'static str, bytes: usize) -> Tensor {
+    Tensor { name, datatype: "UINT8", shape: vec![bytes as i64], data: pattern(bytes) }
 }
 
 fn fp32(name: &'static str, Rows { bytes, count }: Rows) -> Tensor {

@@ -144,7 +144,6 @@ pub(crate) const LAYERINGS: &[Layering] = &[
             independent(&["children", "control_groups", "worker_user"]),
             independent(&[
                 "client",
-                "clock",
                 "descriptors",
                 "directories",
                 "event_loops",
@@ -156,7 +155,7 @@ pub(crate) const LAYERINGS: &[Layering] = &[
                 "threads",
                 "variables",
             ]),
-            independent(&["removal", "blocking"]),
+            independent(&["removal", "blocking", "scheduling", "clock"]),
         ],
     },
     Layering {
@@ -375,7 +374,7 @@ pub(crate) const PACKAGES: &[Package] = &[
 pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("src/shm.rs", "mappings of memory that another process writes"),
     ("tests/loom/interleavings.rs", "cells whose accesses loom checks, in tests"),
-    ("frontend/os/src/background.rs", "system calls for which no crate has functions"),
+    ("frontend/os/src/scheduling.rs", "system calls for which no crate has functions"),
     ("frontend/os/src/control_groups.rs", "what a new process does before it becomes a program"),
     ("frontend/os/src/sockets.rs", "an option of sockets for which no crate has a function"),
     ("frontend/os/src/worker_user.rs", "what a new process does before it becomes a program"),

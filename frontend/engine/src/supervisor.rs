@@ -32,7 +32,7 @@ use crate::wire::SharedLink;
 use crate::worker_session::{Event, Session};
 use pharos_os::descriptors::{Descriptors, Reserved};
 use pharos_os::event_loops::EventLoops;
-use pharos_os::{background, clock};
+use pharos_os::{background, clock, scheduling};
 use pharos_telemetry::system::{Devices, HostPolicies};
 
 use device::DeviceShare;
@@ -249,9 +249,13 @@ impl Instance {
 
     fn report_ready(&mut self, running: &mut Option<Running>) {
         let Some(running) = running else { return };
-        // Otherwise it was never there, and its threads need not be read.
-        if let Some(pid) = running.process.id().filter(|_| background::is_entered()) {
-            background::end(pid);
+        if let Some(pid) = running.process.id() {
+            // Otherwise it was never there, and its threads need not be read.
+            if background::is_entered() {
+                background::end(pid);
+            }
+            // Its first thread takes the requests.
+            scheduling::shorten_slices(pid);
         }
         self.health.set_link(Some(running.link.clone()));
         self.health.ready.store(true, Ordering::Relaxed);

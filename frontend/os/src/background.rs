@@ -11,7 +11,9 @@
 
 use std::cell::Cell;
 use std::sync::OnceLock;
-use std::{fs, io, process, thread};
+use std::{process, thread};
+
+use crate::scheduling::{Attributes, BATCH, NORMAL, change, change_all, get, set};
 
 /// The slice of threads in the background in nanoseconds: the longest that the kernel accepts.
 const SLICE: u64 = 100_000_000;
@@ -19,27 +21,6 @@ const SLICE: u64 = 100_000_000;
 /// How much higher the nice value of threads in the background is.
 const NICER: i32 = 5;
 const HIGHEST_NICE: i32 = 19;
-
-/// The most changes of a process's threads, each of which may find threads that others have started meanwhile.
-const MOST_CHANGES: u32 = 10;
-
-/// The first version of `sched_attr`, which all kernels since 3.14 have.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-struct Attributes {
-    size: u32,
-    policy: u32,
-    flags: u64,
-    nice: i32,
-    priority: u32,
-    runtime: u64,
-    deadline: u64,
-    period: u64,
-}
-
-const SIZE: u32 = size_of::<Attributes>() as u32;
-const NORMAL: u32 = libc::SCHED_OTHER as u32;
-const BATCH: u32 = libc::SCHED_BATCH as u32;
 
 thread_local! {
     static ENTERED: Cell<bool> = const { Cell::new(false) };
@@ -98,40 +79,6 @@ fn can_return() -> bool {
         };
         thread::Builder::new().spawn(try_it).is_ok_and(|found| matches!(found.join(), Ok(Ok(()))))
     })
-}
-
-/// Changes all threads of a process, until there are no others.
-fn change_all(process: u32, to: impl Fn(Attributes) -> Option<Attributes>) {
-    for _ in 0..MOST_CHANGES {
-        // The process may have ended.
-        let Ok(threads) = fs::read_dir(format!("/proc/{process}/task")) else { return };
-        let numbers = threads.filter_map(|thread| thread.ok()?.file_name().to_str()?.parse().ok());
-        let changed = numbers.filter(|thread| change(*thread, &to).unwrap_or(false)).count();
-        if changed == 0 {
-            return;
-        }
-    }
-}
-
-/// Changes a thread, if `to` returns other attributes. Returns whether it did.
-fn change(thread: u32, to: impl Fn(Attributes) -> Option<Attributes>) -> io::Result<bool> {
-    let Some(attributes) = to(get(thread)?) else { return Ok(false) };
-    set(thread, &attributes).map(|()| true)
-}
-
-/// Returns the attributes of a thread; 0 is the calling one.
-fn get(thread: u32) -> io::Result<Attributes> {
-    let mut attributes = Attributes::default();
-    // SAFETY: the kernel writes at most `SIZE` bytes to the structure, which consists of integers.
-    let result = unsafe { libc::syscall(libc::SYS_sched_getattr, thread, &raw mut attributes, SIZE, 0) };
-    if result == 0 { Ok(attributes) } else { Err(io::Error::last_os_error()) }
-}
-
-fn set(thread: u32, attributes: &Attributes) -> io::Result<()> {
-    let attributes = Attributes { size: SIZE, ..*attributes };
-    // SAFETY: the kernel reads `size` bytes of the structure.
-    let result = unsafe { libc::syscall(libc::SYS_sched_setattr, thread, &raw const attributes, 0) };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 #[cfg(test)]

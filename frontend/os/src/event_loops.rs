@@ -18,7 +18,7 @@ use tokio::runtime::{Builder, EnterGuard, Handle};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::clock;
+use crate::{clock, scheduling};
 
 /// The event loops of a process. Without any, connections are served by the runtime that accepts them. Cheap to clone.
 #[derive(Clone, Debug, Default)]
@@ -316,11 +316,14 @@ impl Drop for EventLoop {
 fn start(number: usize) -> io::Result<Loop> {
     let mut builder = Builder::new_current_thread();
     builder.on_thread_park(before_sleep).on_thread_unpark(after_sleep);
+    // Blocking threads, which the loop starts, work for longer.
+    builder.on_thread_start(scheduling::use_usual_slices);
     let runtime = builder.enable_all().thread_name(format!("blocking-{number}")).build()?;
     let (handle, (stop, stopped)) = (runtime.handle().clone(), oneshot::channel());
     let inbox = Inbox { handle: handle.clone(), work: Mutex::default(), sleeps: AtomicBool::new(false) };
     let mailbox = Mailbox(Arc::new(inbox));
     thread::Builder::new().name(format!("loop-{number}")).spawn(move || {
+        scheduling::shorten_slices(0);
         SOURCES.with_borrow_mut(|sources| *sources = Some(Vec::new()));
         MAILBOX.set(Some(mailbox));
         // Ends with an error when the sender is dropped.

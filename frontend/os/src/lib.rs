@@ -1,8 +1,7 @@
 //! Operating system services of the frontend: the clock, the server's directories, the limit of file descriptors, watched files,
-//! connections to other servers, child processes, control groups, the user of workers, the order of processes when memory runs out, threads, work
-//! in the background, and messages to systemd.
+//! connections to other servers, child processes, control groups, the user of workers, the order of processes when memory runs
+//! out, threads and their scheduling, work in the background, and messages to systemd.
 
-#[allow(unsafe_code)]
 pub mod background;
 pub mod blocking;
 pub mod children;
@@ -16,6 +15,8 @@ pub mod event_loops;
 pub mod file_watch;
 pub mod out_of_memory;
 pub mod removal;
+#[allow(unsafe_code)]
+pub mod scheduling;
 pub mod service_manager;
 #[allow(unsafe_code)]
 pub mod sockets;

@@ -24,7 +24,8 @@ const RETRY: u32 = 64;
 #[derive(Debug, Default)]
 pub(crate) struct Spin {
     limit_ns: u64,
-    /// The expected time until the next event: the moving average of the last waits in which the thread looked.
+    /// The expected time until the next event: the moving average of the last waits in which the thread looked. At first, no
+    /// event is expected.
     expected_ns: u64,
     /// The number of waits without a look.
     skipped: u32,
@@ -36,7 +37,8 @@ impl Spin {
     pub(crate) fn new(limit: Duration) -> Self {
         let most = u64::MAX / LONGEST / WEIGHT;
         let limit_ns = u64::try_from(limit.as_nanos()).map_or(most, |limit| limit.min(most));
-        Self { limit_ns, expected_ns: limit_ns, skipped: 0, yielding: Yielding::default() }
+        // Many models wait long for their first requests.
+        Self { limit_ns, expected_ns: u64::MAX, skipped: 0, yielding: Yielding::default() }
     }
 
     pub(crate) fn is_enabled(&self) -> bool {
@@ -111,9 +113,16 @@ mod tests {
         looks_with(spin, found, 1_000)
     }
 
+    /// Returns one that looks already.
+    fn looking() -> Spin {
+        let mut spin = Spin::new(Duration::from_nanos(LIMIT));
+        while !looks(&mut spin, true) {}
+        spin
+    }
+
     #[test]
     fn looks_only_while_events_come_within_the_limit() {
-        let mut spin = Spin::new(Duration::from_nanos(LIMIT));
+        let mut spin = looking();
         assert!(spin.is_enabled());
         for _ in 0..10 {
             assert!(looks(&mut spin, true));
@@ -130,8 +139,15 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_ends_a_look_without_events() {
+    fn it_first_looks_after_some_waits() {
         let mut spin = Spin::new(Duration::from_nanos(LIMIT));
+        let skipped = (0..).take_while(|_| !looks(&mut spin, true)).count();
+        assert_eq!(skipped + 1, RETRY as usize);
+    }
+
+    #[test]
+    fn the_limit_ends_a_look_without_events() {
+        let mut spin = looking();
         let (began, mut looks) = (clock::now(), 0);
         let found = spin.look(began, || {
             looks += 1;
@@ -142,7 +158,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_keeps_the_processor_ends_the_looking() {
-        let mut spin = Spin::new(Duration::from_nanos(LIMIT));
+        let mut spin = looking();
         assert!(looks_with(&mut spin, false, 3_000_000));
         (0..2 * RETRY).for_each(|_| assert!(!looks(&mut spin, true)));
     }

@@ -38,7 +38,7 @@ use tracing::Level;
 use super::output::each_line;
 use super::start::{Inherited, Start};
 use crate::launch::Launch;
-use pharos_os::{background, blocking, clock, out_of_memory};
+use pharos_os::{background, blocking, clock, out_of_memory, scheduling};
 
 /// How long a fork server without copies is kept.
 const IDLE: Duration = Duration::from_secs(300);
@@ -246,6 +246,7 @@ impl ForkServer {
             out_of_memory::end_first(pid);
             // It reports the ends of workers, for which others wait.
             background::end(pid);
+            scheduling::shorten_slices(pid);
         }
         forward(child.stdout.take());
         forward(child.stderr.take());
