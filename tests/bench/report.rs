@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn ratios_compare_the_same_round() {
         let rows = [row(Kind::Echo, &[100.0, 1000.0], 1.0), row(Kind::Pharos, &[60.0, 500.0], 1.0)];
-        check(&rows, "0.55 (0.50..0.60)", "1.00 (1.00..1.00)     1.00 (1.00..1.00)");
+        check(&rows, "0.55 (0.50..0.60)", "1.00 (1.00..1.00)    1.00 (1.00..1.00)");
         check(&rows, "at least 0.50 of the echo's", "PASS");
     }
 

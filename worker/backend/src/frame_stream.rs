@@ -2,17 +2,17 @@
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::thread;
 use std::time::Duration;
 
 use pharos::wire::ring::{Consumer, Producer};
+use pharos::yielding::Yielding;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendFlags, send};
 
 use crate::clock;
-use crate::spin::Spin;
+use crate::spin::{Spin, offer_processor};
 
-/// How often a writer yields the processor before it pauses for room in the ring.
+/// How often a writer offers its processor before it pauses for room in the ring.
 const YIELDS: u32 = 64;
 /// The pause of a writer that waits for room. The other side reads while this side writes, so that room comes soon.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000 };
@@ -30,6 +30,7 @@ pub struct FrameReader {
 pub struct FrameWriter {
     socket: UnixStream,
     producer: Producer,
+    yielding: Yielding,
 }
 
 impl FrameReader {
@@ -84,7 +85,7 @@ impl Read for FrameReader {
 impl FrameWriter {
     /// Joins the socket of a connection with a ring.
     pub fn new(socket: UnixStream, producer: Producer) -> Self {
-        Self { socket, producer }
+        Self { socket, producer, yielding: Yielding::default() }
     }
 }
 
@@ -101,8 +102,9 @@ impl Write for FrameWriter {
                 return Ok(count);
             }
             attempts += 1;
-            if attempts < YIELDS {
-                thread::yield_now();
+            let now = clock::now();
+            if attempts < YIELDS && self.yielding.is_allowed(now) {
+                offer_processor(&mut self.yielding, now);
             } else if has_ended(&self.socket, &PAUSE) {
                 return Err(io::ErrorKind::BrokenPipe.into());
             }

@@ -48,18 +48,15 @@ impl Spin {
     /// Looks for an event since `since`, if one is expected within the limit or it is time to try. Returns whether it found one
     /// within the limit.
     pub(crate) fn look(&mut self, since: Instant, found: impl FnMut() -> bool) -> bool {
-        self.look_between(since, found, || {
-            thread::yield_now();
-            clock::now()
-        })
+        self.look_between(since, found, offer_processor)
     }
 
-    /// As [`Spin::look`]. Calls `offer` between looks, which offers the processor to other threads and returns the time after it.
+    /// As [`Spin::look`]. Calls `offer` between looks, as [`offer_processor`].
     fn look_between(
         &mut self,
         since: Instant,
         mut found: impl FnMut() -> bool,
-        mut offer: impl FnMut() -> Instant,
+        mut offer: impl FnMut(&mut Yielding, Instant) -> Instant,
     ) -> bool {
         if !self.yielding.is_allowed(since) {
             return false;
@@ -77,15 +74,21 @@ impl Spin {
             if is_found || waited_ns >= self.limit_ns || !self.yielding.is_allowed(now) {
                 break (is_found, waited_ns);
             }
-            let offered = now;
-            now = offer();
-            self.yielding.offered(offered, now);
+            now = offer(&mut self.yielding, now);
         };
         // The wait goes on asleep: it counts as the longest.
         let wait_ns = if is_found { waited_ns.min(self.limit_ns) } else { self.limit_ns * LONGEST };
         self.expected_ns = (self.expected_ns.min(self.limit_ns) * (WEIGHT - 1) + wait_ns) / WEIGHT;
         is_found
     }
+}
+
+/// Lets other threads run on this processor, and returns the time after it.
+pub(crate) fn offer_processor(yielding: &mut Yielding, now: Instant) -> Instant {
+    thread::yield_now();
+    let back = clock::now();
+    yielding.offered(now, back);
+    back
 }
 
 #[cfg(test)]
@@ -96,14 +99,15 @@ mod tests {
 
     /// Returns whether it looks at all; an event is there, if `found`. Each offer of the processor takes this long.
     fn looks_with(spin: &mut Spin, found: bool, offer_ns: u64) -> bool {
-        let (mut looked, mut now) = (false, Instant(1 << 40));
+        let mut looked = false;
         let find = || {
             looked = true;
             found
         };
-        let is_found = spin.look_between(now, find, || {
-            now = now + Duration::from_nanos(offer_ns);
-            now
+        let is_found = spin.look_between(Instant(1 << 40), find, |yielding, now| {
+            let back = now + Duration::from_nanos(offer_ns);
+            yielding.offered(now, back);
+            back
         });
         assert_eq!(is_found, looked && found);
         looked
