@@ -52,7 +52,7 @@ pub(crate) fn serve(http: u16, grpc: u16) -> Result<(), String> {
     let processors = thread::available_parallelism().map_err(failed)?.get();
     let loops: io::Result<Vec<_>> = (0..processors).map(|_| start()).collect();
     let (http_loops, grpc_loops): (Vec<_>, Vec<_>) = loops.map_err(failed)?.into_iter().unzip();
-    thread::spawn(move || deal(&grpc, &grpc_loops));
+    thread::spawn(move || deal(&grpc, &grpc_loops).inspect_err(|error| eprintln!("the gRPC echo: {error}")));
     deal(&http, &http_loops).map_err(failed)
 }
 

@@ -21,13 +21,12 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// Returns every case, in the order of the report. `clients` replaces the numbers of clients, if it has any.
-    pub(crate) fn all(clients: &[usize]) -> Vec<Self> {
-        let chosen = clients;
+    /// Returns every case, in the order of the report. `chosen` replaces the numbers of clients, if it has any.
+    pub(crate) fn all(chosen: &[usize]) -> Vec<Self> {
         let mut cases = Vec::new();
         for workload in Workload::ALL {
             for protocol in Protocol::ALL {
-                let clients: &[usize] = match (workload, protocol) {
+                let usual: &[usize] = match (workload, protocol) {
                     (Workload::Sequences, _) => &[8],
                     (Workload::Python(_), Protocol::Http) => &[1, 4, 16],
                     (Workload::Python(_), Protocol::Grpc) => &[16],
@@ -35,7 +34,7 @@ impl Case {
                     (Workload::Handler, Protocol::Grpc) | (Workload::Growth(_), _) => &[],
                     _ => &[1, 8],
                 };
-                let clients = if chosen.is_empty() || clients.is_empty() { clients } else { chosen };
+                let clients = if chosen.is_empty() || usual.is_empty() { usual } else { chosen };
                 cases.extend(clients.iter().map(|clients| Self { workload, protocol, clients: *clients }));
             }
         }

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use crate::processor_time::fields_after_name;
 use crate::server::Server;
 
 /// The resident memory of a process, MiB.
@@ -57,8 +58,8 @@ fn children(parent: u32) -> Vec<u32> {
 
 fn parent_of(pid: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may contain spaces and parentheses; state and parent follow the last one.
-    stat.get(stat.rfind(')')? + 1..)?.split_whitespace().nth(1)?.parse().ok()
+    // The state and the parent follow the name.
+    fields_after_name(&stat)?.nth(1)?.parse().ok()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The processor time of a process, from `/proc`.
+//! The processor time of a process, from `/proc`, and the other fields of its `stat`.
 
 use std::fs;
 use std::time::Duration;
@@ -11,10 +11,15 @@ pub(crate) fn processor_time(pid: u32) -> Option<Duration> {
     parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// Adds the times in user mode and in the kernel: the fields 14 and 15 (proc_pid_stat(5)).
+/// Returns the fields of `/proc/PID/stat` from the third one on (proc_pid_stat(5)).
+pub(crate) fn fields_after_name(stat: &str) -> Option<impl Iterator<Item = &str>> {
+    // The name, in parentheses, may contain spaces and parentheses.
+    Some(stat.get(stat.rfind(')')? + 1..)?.split_whitespace())
+}
+
+/// Adds the times in user mode and in the kernel: the fields 14 and 15.
 fn parse(stat: &str) -> Option<Duration> {
-    // The name, in parentheses, may contain spaces and parentheses; the third field follows the last one.
-    let mut fields = stat.get(stat.rfind(')')? + 1..)?.split_whitespace().skip(11);
+    let mut fields = fields_after_name(stat)?.skip(11);
     let mut next = || fields.next()?.parse::<u32>().ok();
     Some(Duration::from_secs(1) * (next()? + next()?) / TICKS)
 }

@@ -4,7 +4,7 @@ Both are functions of the results that `run.py` writes to `results.json`:
 
     python curves.py results.json FOLDER      # writes report.md and growth.svg again
 
-The results are a JSON object: `setting`, a text, and `curves`, a list of `axis` (a text), `values` (numbers) and `lines`: protocol ->
+The results are a JSON object: `setting`, a text, and `curves`, a list of `axis` (a text), `base` (of its ticks), `values` (numbers) and `lines`: protocol ->
 for each value `rate` (requests per second), `p50` and `p99` (microseconds).
 """
 
@@ -50,7 +50,7 @@ def markdown(results: dict) -> str:
 
 
 class Axis:
-    """A logarithmic axis from `start` to `end` pixels, with a tick for each power of ten or of 32."""
+    """A logarithmic axis from `start` to `end` pixels, with a tick for each power of `base`."""
 
     def __init__(self, values: list, pixels: tuple, base: int = 10):
         self.low, self.high = math.log(min(values)), math.log(max(values))
@@ -67,7 +67,7 @@ class Axis:
 
 def panel(curve: dict, key: str, left: float, top: float) -> list:
     """Draws one quantity of one curve."""
-    across = Axis(curve["values"], (left, left + PANEL), 32 if max(curve["values"]) > 1e5 else 2 if max(curve["values"]) < 50 else 10)
+    across = Axis(curve["values"], (left, left + PANEL), curve["base"])
     numbers = [point[key] for points in curve["lines"].values() for point in points]
     up = Axis([min(numbers) / 1.2, max(numbers) * 1.2], (top + HEIGHT, top))
     if len(up.ticks) < 2:

@@ -41,10 +41,12 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 class Curve(typing.NamedTuple):
-    """One curve: its values on the horizontal axis, and for each the configuration of the models and the options of a measurement."""
+    """One curve: its values on the horizontal axis, the base of the ticks there, and for each value the configurations of the models
+    and the options of a measurement."""
 
     name: str
     axis: str
+    base: int
     values: list
     repository: typing.Callable
     options: typing.Callable
@@ -60,6 +62,7 @@ CURVES = [
     Curve(
         "clients",
         "clients, 64 B",
+        10,
         [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024],
         lambda _: identities(1),
         lambda clients: {"clients": clients},
@@ -67,6 +70,7 @@ CURVES = [
     Curve(
         "models",
         "models that 8 clients send to in turn, 64 B",
+        10,
         [1, 2, 5, 10, 20, 50, 100, 200, 500],
         identities,
         lambda models: {"models": models},
@@ -75,6 +79,7 @@ CURVES = [
     Curve(
         "instances",
         f"instances of a model that takes {DELAY_MS} ms, 64 clients, 64 B",
+        2,
         [1, 2, 4, 8, 16],
         lambda instances: [f"{DELAY}instance_group {{ count: {instances} kind: KIND_CPU }}\n"],
         lambda _: {"clients": 64},
@@ -83,6 +88,7 @@ CURVES = [
     Curve(
         "bytes",
         "bytes of a tensor, 4 clients",
+        32,
         [64, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB],
         lambda _: identities(1),
         lambda size: {"clients": 4, "bytes": size},
@@ -152,7 +158,7 @@ def main():
     measured = []
     for curve in (curve for curve in CURVES if curve.name in options.only):
         lines = {protocol: [median(rounds) for rounds in found] for protocol, found in points(curve, options).items()}
-        measured.append({"axis": curve.axis, "values": curve.values, "lines": lines})
+        measured.append({"axis": curve.axis, "base": curve.base, "values": curve.values, "lines": lines})
     setting = f"{machine()}; medians of {options.rounds} rounds of {options.seconds:g} s"
     curves.write({"setting": setting, "curves": measured}, options.to)
 

@@ -198,7 +198,7 @@ thread_local! {
     static MAILBOX: RefCell<Option<Mailbox>> = const { RefCell::new(None) };
     /// The empty list of the mailbox's work that was done last.
     static DONE_WORK: RefCell<Vec<Work>> = const { RefCell::new(Vec::new()) };
-    /// The offers of this thread's processor before it sleeps.
+    /// The yields of this thread before it sleeps.
     static YIELDING: Cell<Yielding> = Cell::default();
     /// The reads since this thread's loop has looked for replies.
     static READS_SINCE: Cell<u32> = const { Cell::new(0) };
@@ -252,11 +252,11 @@ pub fn forget(source: &Arc<dyn Source>) {
 
 /// Lets other threads run, which may bring the loop work. Several events are then handled in one turn, and their threads need not
 /// wake the loop.
-fn offer_processor() {
+fn yield_processor() {
     let (mut yielding, now) = (YIELDING.get(), clock::now());
     if yielding.is_allowed(now) {
         thread::yield_now();
-        yielding.offered(now, clock::now());
+        yielding.yielded(now, clock::now());
         YIELDING.set(yielding);
     }
 }
@@ -267,7 +267,7 @@ fn before_sleep() {
     let Some(mut polled) = SOURCES.with_borrow_mut(|sources| sources.as_mut().map(std::mem::take)) else { return };
     let Some(mailbox) = Mailbox::of_this_thread() else { return };
     READS_SINCE.set(0);
-    offer_processor();
+    yield_processor();
     let mut all_asleep = false;
     for _ in 0..ROUNDS {
         mailbox.empty();

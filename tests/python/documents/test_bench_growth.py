@@ -24,13 +24,14 @@ RESULTS = {
     "curves": [
         {
             "axis": "clients",
+            "base": 10,
             "values": [1, 10, 100],
             "lines": {
                 "http": [point(1_000, 100), point(10_000, 200), point(20_000, 5_000)],
                 "grpc": [point(500, 200), point(5_000, 300), point(8_000, 9_000)],
             },
         },
-        {"axis": "bytes", "values": [64, 1 << 20], "lines": {"http": [point(1_000, 100), point(1_000, 100)]}},
+        {"axis": "bytes", "base": 32, "values": [64, 1 << 20], "lines": {"http": [point(1_000, 100), point(1_000, 100)]}},
     ],
 }
 

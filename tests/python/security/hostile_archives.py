@@ -5,16 +5,8 @@ import io
 import tarfile
 import zipfile
 
+from torchserve.archive_files import zipped
 from torchserve.models import contents
-
-
-def zipped(files: dict) -> bytes:
-    """Returns a zip file (.mar) with these members."""
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
-    return out.getvalue()
 
 
 def archive(manifest=None, **files) -> bytes:

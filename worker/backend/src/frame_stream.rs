@@ -10,9 +10,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendFlags, send};
 
 use crate::clock;
-use crate::spin::{Spin, offer_processor};
+use crate::spin::{Spin, yield_processor};
 
-/// How often a writer offers its processor before it pauses for room in the ring.
+/// How often a writer yields the processor before it pauses for room in the ring.
 const YIELDS: u32 = 64;
 /// The pause of a writer that waits for room. The other side reads while this side writes, so that room comes soon.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000 };
@@ -104,7 +104,7 @@ impl Write for FrameWriter {
             attempts += 1;
             let now = clock::now();
             if attempts < YIELDS && self.yielding.is_allowed(now) {
-                offer_processor(&mut self.yielding, now);
+                yield_processor(&mut self.yielding, now);
             } else if has_ended(&self.socket, &PAUSE) {
                 return Err(io::ErrorKind::BrokenPipe.into());
             }

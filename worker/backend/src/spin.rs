@@ -48,15 +48,15 @@ impl Spin {
     /// Looks for an event since `since`, if one is expected within the limit or it is time to try. Returns whether it found one
     /// within the limit.
     pub(crate) fn look(&mut self, since: Instant, found: impl FnMut() -> bool) -> bool {
-        self.look_between(since, found, offer_processor)
+        self.look_between(since, found, yield_processor)
     }
 
-    /// As [`Spin::look`]. Calls `offer` between looks, as [`offer_processor`].
+    /// As [`Spin::look`]. Calls `yields` between looks, as [`yield_processor`].
     fn look_between(
         &mut self,
         since: Instant,
         mut found: impl FnMut() -> bool,
-        mut offer: impl FnMut(&mut Yielding, Instant) -> Instant,
+        mut yields: impl FnMut(&mut Yielding, Instant) -> Instant,
     ) -> bool {
         if !self.yielding.is_allowed(since) {
             return false;
@@ -74,7 +74,7 @@ impl Spin {
             if is_found || waited_ns >= self.limit_ns || !self.yielding.is_allowed(now) {
                 break (is_found, waited_ns);
             }
-            now = offer(&mut self.yielding, now);
+            now = yields(&mut self.yielding, now);
         };
         // The wait goes on asleep: it counts as the longest.
         let wait_ns = if is_found { waited_ns.min(self.limit_ns) } else { self.limit_ns * LONGEST };
@@ -84,10 +84,10 @@ impl Spin {
 }
 
 /// Lets other threads run on this processor, and returns the time after it.
-pub(crate) fn offer_processor(yielding: &mut Yielding, now: Instant) -> Instant {
+pub(crate) fn yield_processor(yielding: &mut Yielding, now: Instant) -> Instant {
     thread::yield_now();
     let back = clock::now();
-    yielding.offered(now, back);
+    yielding.yielded(now, back);
     back
 }
 
@@ -97,16 +97,16 @@ mod tests {
 
     const LIMIT: u64 = 100_000;
 
-    /// Returns whether it looks at all; an event is there, if `found`. Each offer of the processor takes this long.
-    fn looks_with(spin: &mut Spin, found: bool, offer_ns: u64) -> bool {
+    /// Returns whether it looks at all; an event is there, if `found`. Each yield takes this long.
+    fn looks_with(spin: &mut Spin, found: bool, yield_ns: u64) -> bool {
         let mut looked = false;
         let find = || {
             looked = true;
             found
         };
         let is_found = spin.look_between(Instant(1 << 40), find, |yielding, now| {
-            let back = now + Duration::from_nanos(offer_ns);
-            yielding.offered(now, back);
+            let back = now + Duration::from_nanos(yield_ns);
+            yielding.yielded(now, back);
             back
         });
         assert_eq!(is_found, looked && found);
