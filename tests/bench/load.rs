@@ -72,6 +72,15 @@ pub(crate) struct Sample {
     pub(crate) processor: f64,
 }
 
+/// Parses the duration of a measurement.
+///
+/// # Errors
+/// The text is not a number of seconds from 0.1 to 600.
+pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.1..=600.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "expected 0.1 to 600".to_owned())
+}
+
 /// Runs one case against one server for the given time.
 ///
 /// # Errors

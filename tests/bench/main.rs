@@ -44,8 +44,8 @@ struct Options {
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
     /// Seconds per measurement, after a short warm-up.
-    #[arg(long, default_value_t = 2.0)]
-    seconds: f64,
+    #[arg(long, default_value = "2", value_parser = load::seconds)]
+    seconds: Duration,
     /// Comma-separated names of servers (echo, pharos, triton, torchserve) and parts of case names (simple/grpc/8).
     #[arg(long, default_value = "", hide_default_value = true)]
     only: String,
@@ -133,9 +133,6 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Result<(), String> {
-    if !(0.1..=600.0).contains(&options.seconds) {
-        return Err(format!("invalid --seconds {}: expected 0.1 to 600", options.seconds));
-    }
     let mut selection = Selection::parse(&options.only, &options.clients)?;
     selection.leave_out_python(&Programs::find());
     let stop = stop_on_signal()?;
@@ -192,7 +189,6 @@ fn start(selection: &Selection, skip_triton: bool, scratch: &Scratch) -> Result<
 }
 
 fn measure_all(options: &Options, cases: &[Case], servers: &[Server], stop: &AtomicBool) -> Result<Vec<Row>, String> {
-    let time = Duration::from_secs_f64(options.seconds);
     let mut rows = Vec::new();
     for case in cases {
         rows.push(
@@ -210,7 +206,7 @@ fn measure_all(options: &Options, cases: &[Case], servers: &[Server], stop: &Ato
                 if stop.load(Ordering::Relaxed) {
                     return Err("interrupted".to_owned());
                 }
-                let sample = measure(*case, server.target(case.protocol), time);
+                let sample = measure(*case, server.target(case.protocol), options.seconds);
                 let shown = match &sample {
                     Ok(sample) => format!("{:.0} requests/s, p99 {:.0} µs", sample.rate, sample.p99),
                     Err(error) => format!("{error}\n{}", server.log_tail()),
