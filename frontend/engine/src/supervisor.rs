@@ -45,6 +45,12 @@ use warmup::{Warming, warm_up_failed};
 /// The interval of trimming memory, draining samples and checking execution times.
 const TICK: Duration = Duration::from_millis(500);
 
+/// Returns the next multiple of [`TICK`], at which all instances tick: one wake-up of the runtime is enough for all of them.
+fn next_tick() -> TokioInstant {
+    let since_last = u128::from(clock::now().0) % TICK.as_nanos();
+    TokioInstant::now() + TICK.saturating_sub(Duration::from_nanos(u64::try_from(since_last).unwrap_or(0)))
+}
+
 /// How long a worker may take to stop before it is killed.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -143,7 +149,7 @@ impl Instance {
             if matches!(machine.state(), State::Failed | State::Stopped) && running.is_none() {
                 return self.take_out_of_service();
             }
-            let tick = TokioInstant::now() + TICK;
+            let tick = next_tick();
             let due = machine.poll_timeout().map_or(tick, |at| tick.min(TokioInstant::now() + (at - clock::now())));
             tokio::select! {
                 event = next_event(&mut running) => self.on_event(event, &mut machine, &mut running).await,

@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::OccupiedEntry;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
 
 use pharos::timeline::Instant;
 use tokio::runtime::Handle;
@@ -14,16 +13,27 @@ use tokio::runtime::Handle;
 use super::Driver;
 use pharos_os::clock;
 
-/// The timer that all drivers share.
+/// The timer that all drivers share. Its thread ends when it is dropped.
 pub(crate) struct Timer {
-    alarms: Mutex<Alarms>,
-    changed: Condvar,
+    shared: Arc<Shared>,
     /// Runs work that would block the timer's thread for long.
     runtime: Option<Handle>,
 }
 
-/// Ordered by time, then by driver; each driver has at most one alarm.
-type Alarms = BTreeMap<(Instant, usize), Weak<Driver>>;
+/// What the timer shares with its thread.
+#[derive(Default)]
+struct Shared {
+    alarms: Mutex<Alarms>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Alarms {
+    /// Ordered by time, then by driver; each driver has at most one alarm.
+    waiting: BTreeMap<(Instant, usize), Weak<Driver>>,
+    /// Whether the timer was dropped.
+    ended: bool,
+}
 
 impl Timer {
     /// Starts the thread.
@@ -32,32 +42,27 @@ impl Timer {
     /// The thread cannot be started.
     pub(crate) fn start() -> std::io::Result<Arc<Self>> {
         let timer = Self::without_thread();
-        let weak = Arc::downgrade(&timer);
-        std::thread::Builder::new().name("timer".into()).spawn(move || {
-            while let Some(timer) = weak.upgrade() {
-                timer.wait_and_fire();
-            }
-        })?;
+        let shared = timer.shared.clone();
+        std::thread::Builder::new().name("timer".into()).spawn(move || shared.run())?;
         Ok(timer)
     }
 
     /// Creates a timer whose alarms only [`Timer::fire`] rings.
     pub(crate) fn without_thread() -> Arc<Self> {
-        let runtime = Handle::try_current().ok();
-        Arc::new(Self { alarms: Mutex::default(), changed: Condvar::new(), runtime })
+        Arc::new(Self { shared: Arc::default(), runtime: Handle::try_current().ok() })
     }
 
     /// Schedules one call of the driver at `at`, and removes its alarm at the time `overtaken`.
     pub(crate) fn arm(&self, at: Instant, overtaken: Option<Instant>, driver: Weak<Driver>) {
         let number = driver.as_ptr().addr();
-        let mut alarms = self.lock();
+        let mut alarms = self.shared.lock();
         if let Some(overtaken) = overtaken {
-            alarms.remove(&(overtaken, number));
+            alarms.waiting.remove(&(overtaken, number));
         }
-        let earliest = alarms.first_key_value().is_none_or(|((first, _), _)| at < *first);
-        alarms.insert((at, number), driver);
+        let earliest = alarms.waiting.first_key_value().is_none_or(|((first, _), _)| at < *first);
+        alarms.waiting.insert((at, number), driver);
         if earliest {
-            self.changed.notify_one();
+            self.shared.changed.notify_one();
         }
     }
 
@@ -66,35 +71,57 @@ impl Timer {
         self.runtime.as_ref()
     }
 
-    /// Waits for the earliest alarm (at most a second, so that the thread of a dropped timer ends) and calls its driver.
-    fn wait_and_fire(&self) {
-        if self.fire() {
-            return;
-        }
-        let alarms = self.lock();
-        let wait = alarms.first_key_value().map_or(Duration::from_secs(1), |((at, _), _)| *at - clock::now());
-        if !wait.is_zero() {
-            let waited = self.changed.wait_timeout(alarms, wait.min(Duration::from_secs(1)));
-            drop(waited.unwrap_or_else(PoisonError::into_inner));
+    /// Calls the driver of the earliest alarm, if it is due. Returns whether one was.
+    #[cfg(test)]
+    pub(crate) fn fire(&self) -> bool {
+        self.shared.fire()
+    }
+
+    /// Returns the time of the earliest alarm.
+    #[cfg(test)]
+    pub(crate) fn next(&self) -> Option<Instant> {
+        self.shared.lock().waiting.first_key_value().map(|((at, _), _)| *at)
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        self.shared.lock().ended = true;
+        self.shared.changed.notify_one();
+    }
+}
+
+impl Shared {
+    /// Calls drivers at the times of their alarms until the timer is dropped.
+    fn run(&self) {
+        loop {
+            if self.fire() {
+                continue;
+            }
+            let alarms = self.lock();
+            if alarms.ended {
+                return;
+            }
+            match alarms.waiting.first_key_value().map(|((at, _), _)| *at - clock::now()) {
+                None => drop(self.changed.wait(alarms).unwrap_or_else(PoisonError::into_inner)),
+                Some(wait) if wait.is_zero() => (),
+                Some(wait) => {
+                    drop(self.changed.wait_timeout(alarms, wait).unwrap_or_else(PoisonError::into_inner));
+                }
+            }
         }
     }
 
     /// Calls the driver of the earliest alarm, if it is due. Returns whether one was.
-    pub(crate) fn fire(&self) -> bool {
+    fn fire(&self) -> bool {
         let mut alarms = self.lock();
-        let due = alarms.first_entry().filter(|first| first.key().0 <= clock::now());
+        let due = alarms.waiting.first_entry().filter(|first| first.key().0 <= clock::now());
         let Some(((at, _), driver)) = due.map(OccupiedEntry::remove_entry) else { return false };
         drop(alarms);
         if let Some(driver) = driver.upgrade() {
             driver.handle_timeout(at);
         }
         true
-    }
-
-    /// Returns the time of the earliest alarm.
-    #[cfg(test)]
-    pub(crate) fn next(&self) -> Option<Instant> {
-        self.lock().first_key_value().map(|((at, _), _)| *at)
     }
 
     fn lock(&self) -> MutexGuard<'_, Alarms> {
