@@ -120,14 +120,15 @@ pub trait Service: Clone + Send + Sync + Unpin + 'static {
     /// The model or version is unknown or not ready.
     fn model_config_proto(&self, model: &str, version: &str) -> Result<Vec<u8>, InferError>;
 
-    /// Checks, executes and records a request. Dropping the future cancels the request.
+    /// Checks, executes and records a request. Dropping the future cancels the request. The request is boxed, because each of the
+    /// nested futures of its execution would copy it.
     ///
     /// # Errors
     /// The request is invalid, refused, cancelled or failed. The error is recorded already, except for the answer itself:
     /// the caller records that with [`Service::record_answered`].
     fn infer(
         &self,
-        request: InferRequest,
+        request: Box<InferRequest>,
         endpoint: Endpoint,
     ) -> impl Future<Output = Result<InferResponse, InferError>> + Send;
 

@@ -78,7 +78,7 @@ pub(crate) trait Members: Send + Sync + Sized + 'static {
     fn infer(
         self: &Arc<Self>,
         member: &Arc<Self::Member>,
-        request: InferRequest,
+        request: Box<InferRequest>,
     ) -> impl Future<Output = Answer> + Send;
 
     /// Checks and starts a request of a decoupled step.

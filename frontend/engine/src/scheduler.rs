@@ -213,7 +213,7 @@ impl Driver {
     ///
     /// # Errors
     /// The request is invalid, the queue refuses it, or the backend fails.
-    pub(crate) async fn infer(&self, mut request: InferRequest, checked: Checked) -> Answer {
+    pub(crate) async fn infer(&self, mut request: Box<InferRequest>, checked: Checked) -> Answer {
         let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
         let mut now = clock::now();
         request.timeline.queue_start = now;
@@ -223,7 +223,7 @@ impl Driver {
             // Boxed: requests without the cache should not move the large futures.
             match Box::pin(self.look_up(cache, id, &request, &checked)).await {
                 Found::Hit(entry, times) => {
-                    let part = Part { request, checked, padding: false };
+                    let part = Part { request: *request, checked, padding: false };
                     return Box::pin(self.answer_hit(id, part, entry, times)).await;
                 }
                 Found::Miss(not_found) => miss = Some(not_found),
@@ -233,7 +233,7 @@ impl Driver {
         let ticket = ticket(id, &request, &checked);
         let (reply, answer) = oneshot::channel();
         let reply = Reply::One(OneReply::new(reply, self.ordered));
-        let part = Arc::new(Part { request, checked, padding: false });
+        let part = Arc::new(Part { request: *request, checked, padding: false });
         let cancel = CancelOnDrop::new(self, id);
         self.turn(now, |state| {
             state.queued.insert(id, Request { part, reply, retried: false, miss });

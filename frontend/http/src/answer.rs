@@ -98,6 +98,6 @@ pub(super) fn unsupported_coding() -> Response {
 }
 
 /// Sets a header to a number.
-pub(super) fn number_header(response: &mut Response, name: &'static str, number: usize) {
-    response.headers_mut().insert(HeaderName::from_static(name), HeaderValue::from(number));
+pub(super) fn number_header(response: &mut Response, name: HeaderName, number: usize) {
+    response.headers_mut().insert(name, HeaderValue::from(number));
 }

@@ -4,12 +4,19 @@
 //! share the tensors' memory.
 
 use bytes::Bytes;
+use http::HeaderName;
 use pharos::data::Data;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{InferRequest, InferResponse};
 
 /// The header with the length of the JSON part of a body.
-pub const HEADER_LENGTH: &str = "inference-header-content-length";
+pub const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
+
+/// The size in bytes that is reserved for the JSON of a response.
+const HEAD_SIZE: usize = 256;
+
+/// Outputs of at most this many bytes in total are copied behind the JSON instead of being sent as separate pieces.
+pub(super) const SMALL: usize = 16 << 10;
 
 /// The parts of a request that are outside its body.
 #[derive(Clone, Debug, Default)]
@@ -40,8 +47,8 @@ impl AnswerForm {
 /// An encoded response: `head`, then `blobs`.
 #[derive(Clone, Debug, Default)]
 pub struct Encoded {
-    /// The JSON.
-    pub head: Bytes,
+    /// The JSON, with room for small outputs behind it.
+    pub head: Vec<u8>,
     /// The non-empty binary outputs, in the order of the outputs.
     pub blobs: Vec<Bytes>,
 }
@@ -83,16 +90,22 @@ pub fn check_size(json: u64, binary: u64, limit: u64) -> Result<(), InferError> 
     Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, message))
 }
 
+/// A decoded request and the form of its answer.
+pub type Decoded = (Box<InferRequest>, AnswerForm);
+
 /// Decodes a complete, decompressed body; binary inputs are slices of it. The caller sets the request's stamps.
 ///
 /// # Errors
 /// All errors of spec 2.3, with their codes.
-pub fn decode(head: Head, body: impl Into<Data>, limit: u64) -> Result<(InferRequest, AnswerForm), InferError> {
+pub fn decode(head: Head, body: impl Into<Data>, limit: u64) -> Result<Decoded, InferError> {
     let mut body = body.into();
     let json_length = json_length(head.header_length.as_deref(), body.len())?;
     check_size(json_length as u64, (body.len() - json_length) as u64, limit)?;
-    let mut request =
-        InferRequest { model_name: head.model_name, model_version: head.model_version, ..InferRequest::default() };
+    let mut request = Box::new(InferRequest {
+        model_name: head.model_name,
+        model_version: head.model_version,
+        ..InferRequest::default()
+    });
     if json_length == 0 {
         request.raw_body = Some(body);
         return Ok((request, AnswerForm { binary: true, exceptions: Vec::new() }));
@@ -109,11 +122,12 @@ pub fn decode(head: Head, body: impl Into<Data>, limit: u64) -> Result<(InferReq
 /// # Errors
 /// INVALID_ARG if an output cannot be represented in JSON, INTERNAL if its bytes do not match its shape.
 pub fn encode(response: InferResponse, form: &AnswerForm) -> Result<Encoded, InferError> {
-    let mut head = Vec::with_capacity(256);
+    let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
+    let mut head = Vec::with_capacity(HEAD_SIZE + size.min(SMALL));
     super::render::render(&response, |output| form.is_binary(output), &mut head)?;
     let outputs = response.outputs.into_iter();
     let blobs = outputs.filter(|output| form.is_binary(&output.name) && output.tensor.data.bytes_here() > 0);
-    Ok(Encoded { head: head.into(), blobs: blobs.map(|output| output.tensor.data.join()).collect() })
+    Ok(Encoded { head, blobs: blobs.map(|output| output.tensor.data.join()).collect() })
 }
 
 #[cfg(test)]

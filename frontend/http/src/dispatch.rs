@@ -7,7 +7,7 @@ use pharos::service::{Route, Service};
 
 use super::model::ModelPath;
 use super::{Edge, Settings, infer, routes};
-use pharos_listener::answering;
+use pharos_listener::answering::Admitted;
 use pharos_listener::http_service::Handle;
 use pharos_listener::request_log;
 use pharos_listener::routing::Routes;
@@ -27,14 +27,6 @@ impl<S: Service> Dispatch<S> {
     pub(super) fn edge(&self) -> &Edge<S> {
         self.routes.gate()
     }
-
-    async fn answer(&self, request: Request<Body>) -> Response {
-        let Some(path) = plain_infer(&request) else {
-            // Boxed: the hot path should not move the large future of all routes.
-            return Box::pin(self.routes.answer(request)).await;
-        };
-        answering::answer(self.edge(), Route::Infer, request, |request| infer::answer(self.edge(), path, request)).await
-    }
 }
 
 impl<S: Service> Handle for Dispatch<S> {
@@ -42,7 +34,14 @@ impl<S: Service> Handle for Dispatch<S> {
     async fn handle(self, request: Request<Body>) -> Response {
         let logged = request_log::is_enabled()
             .then(|| (format!("{} {}", request.method(), request.uri()), self.edge().service.now()));
-        let response = self.answer(request).await;
+        let response = match plain_infer(&request) {
+            Some(path) => match Admitted::new(self.edge(), Route::Infer, &request) {
+                Ok(admitted) => admitted.finish(infer::answer(self.edge(), path, request).await),
+                Err(refused) => refused,
+            },
+            // Boxed: the hot path should not move the large future of all routes.
+            None => Box::pin(self.routes.answer(request)).await,
+        };
         if let Some((what, began)) = logged {
             let taken = self.edge().service.now().ns_since(began);
             request_log::answered("http", &what, response.status().as_u16(), taken);

@@ -170,7 +170,7 @@ async fn begin_traced<S: Service>(
 }
 
 pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), InferError> {
-    let coding = text(headers, CONTENT_ENCODING.as_str());
+    let coding = text(headers, CONTENT_ENCODING);
     if coding.is_none_or(|coding| coding.is_empty() || coding.eq_ignore_ascii_case("identity")) {
         return Ok(());
     }

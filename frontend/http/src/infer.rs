@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderValue};
 use http::{HeaderMap, Request};
 use pharos::error::{ErrorCode, InferError, Reason};
@@ -17,7 +17,7 @@ use pharos_os::blocking;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::answer::Failure;
-use super::codec::{self, AnswerForm, Encoded, HEADER_LENGTH, Head};
+use super::codec::{self, Decoded, Encoded, HEADER_LENGTH, Head, SMALL};
 use super::compression::{self, Coding};
 use super::headers::text;
 use super::model::ModelPath;
@@ -27,9 +27,6 @@ use pharos_listener::receiving::Budget;
 use pharos_listener::receiving::body::{self, Read};
 use pharos_listener::request_trace::{self, HTTP};
 use pharos_listener::tenants;
-
-/// Tensors of at most this many bytes in total are copied behind the JSON instead of being sent as separate pieces.
-const SMALL: usize = 16 << 10;
 
 /// Work on more bytes than this runs on a blocking thread, because it would delay the other connections of the event loop.
 pub(super) const LONG: usize = 128 << 10;
@@ -46,7 +43,7 @@ pub(super) async fn infer<S: Service>(
 pub(super) async fn answer<S: Service>(edge: &Edge<S>, path: ModelPath, request: Request<Body>) -> Response {
     let received = edge.service.now();
     let (parts, body) = request.into_parts();
-    let Some(coding) = Coding::of_request(text(&parts.headers, CONTENT_ENCODING.as_str()).as_deref()) else {
+    let Some(coding) = Coding::of_request(text(&parts.headers, CONTENT_ENCODING).as_deref()) else {
         return answer::refused(answer::unsupported_coding(), Reason::Unsupported);
     };
     let head = Head {
@@ -54,7 +51,7 @@ pub(super) async fn answer<S: Service>(edge: &Edge<S>, path: ModelPath, request:
         model_version: path.version,
         header_length: text(&parts.headers, HEADER_LENGTH).map(Cow::into_owned),
     };
-    let answer_coding = Coding::of_response(text(&parts.headers, ACCEPT_ENCODING.as_str()).as_deref());
+    let answer_coding = Coding::of_response(text(&parts.headers, ACCEPT_ENCODING).as_deref());
     let waits = parts.headers.contains_key(EXPECT);
     let (timing, mut times) = (edge.settings.timing.of(&parts.headers), None);
     let traced = trace::begin(edge, &head.model_name, &parts.headers);
@@ -85,7 +82,7 @@ pub(super) async fn answer<S: Service>(edge: &Edge<S>, path: ModelPath, request:
 /// Executes a decoded request whose reception began at `received`, and stamps its timeline and its trace.
 pub(super) async fn execute<S: Service>(
     service: &S,
-    mut request: InferRequest,
+    mut request: Box<InferRequest>,
     traced: Option<&Traced>,
     received: Instant,
 ) -> Result<InferResponse, InferError> {
@@ -115,7 +112,7 @@ async fn receive<S: Service>(
     body: Body,
     coding: Coding,
     waits: bool,
-) -> Result<(InferRequest, AnswerForm), InferError> {
+) -> Result<Decoded, InferError> {
     let limit = edge.settings.max_input_size;
     let declared: Option<u64> = head.header_length.as_deref().and_then(|length| length.trim().parse().ok());
     // The limit applies to the JSON and the binary data separately; the client declares the length of the JSON.
@@ -179,7 +176,11 @@ fn send(encoded: Encoded, coding: Coding) -> Result<Response, InferError> {
     let json_length = encoded.head.len();
     let (head, blobs) = match coding {
         Coding::Identity => (encoded.head, encoded.blobs),
-        _ => (compression::compress(std::iter::once(&encoded.head).chain(&encoded.blobs), coding)?, Vec::new()),
+        _ => {
+            let head = Bytes::from(encoded.head);
+            let compressed = compression::compress(std::iter::once(&head).chain(&encoded.blobs), coding)?;
+            (compressed.into(), Vec::new())
+        }
     };
     let mut response = Response::new(one_or_many(head, blobs));
     let content_type = if binary { "application/octet-stream" } else { "application/json" };
@@ -194,14 +195,13 @@ fn send(encoded: Encoded, coding: Coding) -> Result<Response, InferError> {
 }
 
 /// Copies small tensors behind the JSON: one piece costs less than several, and the worker's memory is released at once.
-fn one_or_many(head: Bytes, blobs: Vec<Bytes>) -> Body {
+fn one_or_many(mut head: Vec<u8>, blobs: Vec<Bytes>) -> Body {
     let size: usize = blobs.iter().map(Bytes::len).sum();
     if size > SMALL {
-        return Body::new(Pieces::new(head, blobs));
+        return Body::new(Pieces::new(head.into(), blobs));
     }
-    let mut whole = BytesMut::from(head);
-    blobs.iter().for_each(|blob| whole.extend_from_slice(blob));
-    Body::from(whole.freeze())
+    blobs.iter().for_each(|blob| head.extend_from_slice(blob));
+    Body::from(head)
 }
 
 /// Runs `work` in place, or on a blocking thread if it is long.

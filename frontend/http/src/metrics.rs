@@ -43,9 +43,9 @@ pub fn router<S: Service>(service: S) -> Routes<OpenOnly> {
 }
 
 async fn metrics<S: Service>(State(service): State<S>, uri: Uri, headers: HeaderMap) -> Response {
-    let encoding = Encoding::negotiate(text(&headers, ACCEPT.as_str()).as_deref());
+    let encoding = Encoding::negotiate(text(&headers, ACCEPT).as_deref());
     let names = Names::of_query(uri.query().map_or_else(Vec::new, pairs));
-    let coding = Coding::of_response(text(&headers, ACCEPT_ENCODING.as_str()).as_deref());
+    let coding = Coding::of_response(text(&headers, ACCEPT_ENCODING).as_deref());
     // Render on a blocking thread: thousands of series take milliseconds, which must not delay inference.
     let rendered = blocking::run(move || {
         let body = Bytes::from(service.scrape(encoding, &names));

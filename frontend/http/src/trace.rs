@@ -5,7 +5,7 @@ use std::fmt::Write;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
-use http::{HeaderName, HeaderValue, Request};
+use http::{HeaderValue, Request};
 use pharos::error::InferError;
 use pharos::request_trace::Traced;
 use pharos::service::{Service, TraceSettings, unchangeable_trace_setting};
@@ -135,7 +135,7 @@ fn sending(traced: Option<Traced>, response: Response) -> Response {
     let parent = traced.traceparent().map(|parent| HeaderValue::from_str(&parent.to_string()));
     let mut response = response.map(|body| Body::new(HTTP.sending_body(traced, body)));
     if let Some(Ok(value)) = parent {
-        response.headers_mut().insert(HeaderName::from_static(TRACEPARENT), value);
+        response.headers_mut().insert(TRACEPARENT, value);
     }
     response
 }

@@ -98,7 +98,7 @@ async fn answer_predict<S: Service>(edge: &Edge<S>, model: (&str, &str), request
         let (mut request, form) = receive(edge, model, &parts.headers, body).await?;
         request.trace = timing.trace();
         request.tenant = tenants::of(&edge.service, &parts.headers, &parts.extensions);
-        let response = execute(&edge.service, request, traced.as_ref(), received).await?;
+        let response = execute(&edge.service, Box::new(request), traced.as_ref(), received).await?;
         times = timing.value(&response.timeline);
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         on_a_thread_if(size > LONG / 2, move || response::write(&response, form).map(answer::json)).await

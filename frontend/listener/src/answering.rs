@@ -122,6 +122,39 @@ impl<C: Count> Drop for Account<C> {
     }
 }
 
+/// A request with access to its route. Counts it as cancelled if dropped before [`Admitted::finish`].
+#[derive(Debug)]
+pub struct Admitted<'g, G: Gate> {
+    gate: &'g G,
+    account: Account<&'g G>,
+    requested: Option<Requested>,
+}
+
+impl<'g, G: Gate> Admitted<'g, G> {
+    /// Checks the access of a request of `route`.
+    ///
+    /// # Errors
+    /// The refusal of `gate`, which is counted.
+    // A refusal is passed on as it is, so there is nothing to gain from a box.
+    #[allow(clippy::result_large_err)]
+    pub fn new(gate: &'g G, route: Route, request: &Request<Body>) -> Result<Self, Response> {
+        let account = Account::new(gate, route);
+        match gate.refuse(route, request.headers()) {
+            Some(refused) => Err(account.finish(refused)),
+            None => Ok(Self { gate, account, requested: Requested::of(route, request.headers(), request.uri()) }),
+        }
+    }
+
+    /// Counts the response of the handler. Adds a load report if an inference request asks for one.
+    pub fn finish(self, mut response: Response) -> Response {
+        let Self { gate, account, requested } = self;
+        if let Some(requested) = requested {
+            requested.add_to(&mut response, |model, version| gate.load_report(model, version));
+        }
+        account.finish(response)
+    }
+}
+
 /// Answers a request of `route` with the refusal of `gate`, else with `handler`, and counts the response. Adds a load report if an
 /// inference request asks for one.
 pub async fn answer<G: Gate, F: Future<Output = Response>>(
@@ -130,14 +163,8 @@ pub async fn answer<G: Gate, F: Future<Output = Response>>(
     request: Request<Body>,
     handler: impl FnOnce(Request<Body>) -> F,
 ) -> Response {
-    let account = Account::new(gate, route);
-    if let Some(refused) = gate.refuse(route, request.headers()) {
-        return account.finish(refused);
+    match Admitted::new(gate, route, &request) {
+        Ok(admitted) => admitted.finish(handler(request).await),
+        Err(refused) => refused,
     }
-    let requested = Requested::of(route, request.headers(), request.uri());
-    let mut response = handler(request).await;
-    if let Some(requested) = requested {
-        requested.add_to(&mut response, |model, version| gate.load_report(model, version));
-    }
-    account.finish(response)
 }

@@ -1,7 +1,8 @@
-"""The instructions that the frontend executes for a request, counted by valgrind: they do not depend on the speed of the machine.
+"""The instructions and allocations of the frontend for a request, counted by valgrind: they do not depend on the speed of the
+machine.
 
 Valgrind does not follow the process of the model, and does not see the kernel. Background tasks of the frontend are part of the
-counts. A change of the compiler or of a library can change them: a failed test shows the number for the table.
+counts. A change of the compiler or of a library can change them: a failed test shows the numbers for the table.
 """
 
 import json
@@ -20,12 +21,15 @@ from harness.server import EXAMPLES, Server
 COUNT = 1000
 WARM_UP = 200
 TOLERANCE = 0.1
+ALLOCATIONS_TOLERANCE = 2
 RECORDED = {
-    "http json": 76_900,
-    "http binary": 73_300,
-    "grpc": 112_300,
+    "http json": (69_700, 53),
+    "http binary": (65_900, 56),
+    "grpc": (111_000, 77),
 }
-"""Instructions for a request of the example `simple` on one connection."""
+"""Instructions and allocations for a request of the example `simple` on one connection."""
+ALLOCATORS = ("__rust_alloc", "__rust_alloc_zeroed", "__rust_realloc")
+"""The functions that allocate, as their names in the binary end."""
 ROW = list(range(16))
 JSON = {"inputs": [{"name": name, "shape": [1, 16], "datatype": "INT32", "data": ROW} for name in ("INPUT0", "INPUT1")]}
 OPTIONS = ["--model-control-mode=explicit", "--load-model=simple", "--metrics-mode=prometheus", "--http-thread-count=1"]
@@ -82,13 +86,31 @@ class Counted(Server):
         state = "on" if on else "off"
         subprocess.run(["callgrind_control", "-i", state, str(self.process.pid)], check=True, capture_output=True, timeout=60)
 
-    def total(self) -> int:
-        """Returns the number of counted instructions, after the end of the server."""
-        return int(re.search(r"^totals: (\d+)", self.counts.read_text(), re.M)[1])
+    def totals(self) -> tuple[int, int]:
+        """Returns the numbers of counted instructions and allocations, after the end of the server."""
+        counts = self.counts.read_text()
+        return int(re.search(r"^totals: (\d+)", counts, re.M)[1]), calls(counts, ALLOCATORS)
 
 
-def instructions(folder, case: str) -> int:
-    """Returns the instructions for a request."""
+def calls(counts: str, functions: tuple[str, ...]) -> int:
+    """Returns the number of calls of functions whose names end like this, from a profile in the format of callgrind.
+
+    The format gives each name once, with a number that stands for it later: https://valgrind.org/docs/manual/cl-format.html
+    """
+    names, called, total = {}, "", 0
+    for kind, number, name, count in re.findall(r"^(?:(c?fn)=\((\d+)\)(?: (.*))?|calls=(\d+) .*)$", counts, re.M):
+        if count:
+            total += int(count) if called.endswith(functions) else 0
+            continue
+        if name:
+            names[number] = name
+        if kind == "cfn":
+            called = names[number]
+    return total
+
+
+def counted(folder, case: str) -> tuple[int, int]:
+    """Returns the instructions and allocations for a request."""
     with Counted(folder) as server:
         ask = CLIENTS[case](server)
         for _ in range(WARM_UP):
@@ -97,10 +119,14 @@ def instructions(folder, case: str) -> int:
         for _ in range(COUNT):
             ask()
         server.count(False)
-    return server.total() // COUNT
+    instructions, allocations = server.totals()
+    return instructions // COUNT, allocations // COUNT
 
 
 @pytest.mark.parametrize("case", RECORDED)
-def test_a_request_takes_the_recorded_number_of_instructions(tmp_path, case):
-    counted = instructions(tmp_path, case)
-    assert abs(counted / RECORDED[case] - 1) < TOLERANCE, f"{counted:,} instructions for a request, recorded are {RECORDED[case]:,}"
+def test_a_request_takes_the_recorded_numbers_of_instructions_and_allocations(tmp_path, case):
+    instructions, allocations = counted(tmp_path, case)
+    expected = RECORDED[case]
+    found = f"{instructions:,} instructions and {allocations} allocations for a request, recorded are {expected}"
+    assert abs(instructions / expected[0] - 1) < TOLERANCE, found
+    assert abs(allocations - expected[1]) <= ALLOCATIONS_TOLERANCE, found

@@ -146,7 +146,7 @@ impl Service for EchoService {
     }
 
     /// Fails requests with the id `fail`. A request without timestamps is an error of the edge.
-    async fn infer(&self, mut request: InferRequest, _: Endpoint) -> Result<InferResponse, InferError> {
+    async fn infer(&self, mut request: Box<InferRequest>, _: Endpoint) -> Result<InferResponse, InferError> {
         self.known(&request.model_name)?;
         self.attach(&mut request)?;
         if request.timeline.received == Instant(0) || request.timeline.request_start < request.timeline.received {
@@ -174,7 +174,7 @@ impl Service for EchoService {
     fn stream(&self, request: InferRequest) -> Result<EchoResponses, InferError> {
         if request.model_name != "many" {
             let service = self.clone();
-            return Ok(EchoResponses::one(async move { service.infer(request, Endpoint::GrpcInfer).await }));
+            return Ok(EchoResponses::one(async move { service.infer(Box::new(request), Endpoint::GrpcInfer).await }));
         }
         EchoResponses::many(&request)
     }

@@ -110,7 +110,7 @@ impl Service for Engine {
         Ok(self.config(model, version)?.encode())
     }
 
-    async fn infer(&self, mut request: InferRequest, endpoint: Endpoint) -> Result<InferResponse, InferError> {
+    async fn infer(&self, mut request: Box<InferRequest>, endpoint: Endpoint) -> Result<InferResponse, InferError> {
         let mut exchange = Exchange::begin(self, &mut request)?;
         let serving = match self.resolve_accepting_model(&request) {
             Ok(serving) => serving,
@@ -123,13 +123,14 @@ impl Service for Engine {
             return Err(endpoint.refuse_decoupled());
         }
         check_text(&request)?;
+        let admitted = serving.admit(&mut request)?;
+        let models = self.inner.loader.models();
         let answer = match serving.config.decoupled {
             true => {
-                let admitted = serving.admit(&mut request)?;
-                let responses = Responses::many(self.inner.loader.models().stream(&serving, request, admitted));
+                let responses = Responses::many(models.stream(&serving, *request, admitted));
                 Box::pin(responses.only()).await.and_then(|only| only.ok_or_else(|| endpoint.refuse_decoupled()))
             }
-            false => self.inner.loader.models().infer(&serving, request).await,
+            false => models.execute(&serving, request, admitted).await,
         };
         if exchange.is_plain() { answer } else { exchange.end(answer) }
     }
@@ -144,7 +145,7 @@ impl Service for Engine {
         let models = self.inner.loader.models().clone();
         let responses = match serving.config.decoupled {
             true => Responses::many(models.stream(&serving, request, admitted)),
-            false => Responses::one(async move { models.execute(&serving, request, admitted).await }),
+            false => Responses::one(async move { models.execute(&serving, Box::new(request), admitted).await }),
         };
         Ok(if exchange.is_plain() { responses } else { responses.seen_as(exchange) })
     }

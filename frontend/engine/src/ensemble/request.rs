@@ -299,7 +299,7 @@ impl<M: Members> StepCall<M> {
     async fn answer(mut self, permit: StepPermit) -> Event<M::Responses> {
         self.request.timeline.request_start = clock::now();
         let answer = match self.member.accept() {
-            Ok(()) => self.models.infer(&self.member, self.request).await,
+            Ok(()) => self.models.infer(&self.member, Box::new(self.request)).await,
             Err(error) => Err(error),
         };
         Event::Answered(self.id, answer, permit)

@@ -44,7 +44,9 @@ impl Models for Loader {
         if serving.config.decoupled {
             return Ok(Box::new(self.models.stream(&serving, request, admitted)));
         }
-        Ok(Box::new(Single(Some(Box::pin(async move { self.models.execute(&serving, request, admitted).await })))))
+        Ok(Box::new(Single(Some(Box::pin(
+            async move { self.models.execute(&serving, Box::new(request), admitted).await },
+        )))))
     }
 
     fn manage(self: Arc<Self>, model: String, verb: Verb) -> BoxFuture<Result<bool, InferError>> {

@@ -309,7 +309,7 @@ async fn the_only_answer_of_a_request_may_follow_its_batch() {
     let world = world_of(&CONFIG.replace("decoupled: true", "decoupled: false")).await;
     let (request, checked) = world.request();
     let driver = world.driver.clone();
-    let answer = tokio::spawn(async move { driver.infer(request, checked).await });
+    let answer = tokio::spawn(async move { driver.infer(Box::new(request), checked).await });
     while world.driver.unanswered() == 0 {
         tokio::task::yield_now().await;
     }

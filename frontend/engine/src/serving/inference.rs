@@ -20,7 +20,7 @@ impl ModelTable {
     ///
     /// # Errors
     /// The request is invalid, the queue refuses it, or the backend fails.
-    pub(crate) async fn infer(self: &Arc<Self>, serving: &Arc<Serving>, mut request: InferRequest) -> Answer {
+    pub(crate) async fn infer(self: &Arc<Self>, serving: &Arc<Serving>, mut request: Box<InferRequest>) -> Answer {
         let admitted = serving.admit(&mut request)?;
         self.execute(serving, request, admitted).await
     }
@@ -32,14 +32,14 @@ impl ModelTable {
     pub(crate) async fn execute(
         self: &Arc<Self>,
         serving: &Arc<Serving>,
-        request: InferRequest,
+        request: Box<InferRequest>,
         (checked, classified): Admitted,
     ) -> Answer {
         let mut response = match &*serving.executor {
             Executor::Instances { driver, .. } => driver.infer(request, checked).await?,
             Executor::Ensemble { ensemble, .. } => {
                 let target = Target { members: self, version: serving, ensemble };
-                ensemble::infer(target, request, checked).await?
+                ensemble::infer(target, *request, checked).await?
             }
         };
         for (name, count) in classified {
@@ -106,7 +106,7 @@ impl Members for ModelTable {
         self.snapshot().with_sequence(&step.model, &requested_version(step), id)
     }
 
-    async fn infer(self: &Arc<Self>, member: &Arc<Serving>, request: InferRequest) -> Answer {
+    async fn infer(self: &Arc<Self>, member: &Arc<Serving>, request: Box<InferRequest>) -> Answer {
         Self::infer(self, member, request).await
     }
 

@@ -127,7 +127,7 @@ impl World {
         let checked = driver.config.check(&mut request).unwrap();
         let answers = match driver.config.decoupled {
             true => Answers::Many(driver.stream(request, checked)),
-            false => Answers::One(Box::pin(async move { driver.infer(request, checked).await })),
+            false => Answers::One(Box::pin(async move { driver.infer(Box::new(request), checked).await })),
         };
         self.models[model].counted.sent += 1;
         let woken = Arc::new(Woken(AtomicBool::new(true)));

@@ -17,8 +17,8 @@ use super::mismatch::Mismatch;
 use super::{Link, Part};
 
 /// An output of a batch: its block, and the ends of each request's bytes in it.
-struct BatchOutput {
-    name: String,
+struct BatchOutput<'a> {
+    name: &'a str,
     datatype: DataType,
     shapes: Shapes,
     /// The bytes; empty if the worker has written them into the client's memory.
@@ -26,11 +26,11 @@ struct BatchOutput {
     in_client_memory: bool,
     ends: Vec<usize>,
     /// The requests that the output is for; empty for all.
-    requests: Vec<u32>,
+    requests: &'a [u32],
     mismatch: Option<Mismatch>,
 }
 
-impl BatchOutput {
+impl BatchOutput<'_> {
     /// Returns the position of the request at `index` of the batch in this output; `None` if the output is not for it.
     fn place(&self, index: usize) -> Option<usize> {
         if self.requests.is_empty() {
@@ -57,12 +57,12 @@ enum Shapes {
 }
 
 impl Shapes {
-    /// Returns the shape for the request at `index`, which has `rows` rows.
-    fn of(&self, index: usize, rows: u64) -> Vec<i64> {
+    /// Takes the shape for the request at `index`, which has `rows` rows. `last` if no other shape is taken later.
+    fn take(&mut self, index: usize, rows: u64, last: bool) -> Vec<i64> {
         match self {
-            Self::Each(shapes) => shapes.get(index).cloned().unwrap_or_default(),
+            Self::Each(shapes) => shapes.get_mut(index).map(std::mem::take).unwrap_or_default(),
             Self::Batch { shape, rows_first } => {
-                let mut shape = shape.clone();
+                let mut shape = if last { std::mem::take(shape) } else { shape.clone() };
                 if *rows_first && let Some(first) = shape.first_mut() {
                     *first = i64::try_from(rows).unwrap_or(i64::MAX);
                 }
@@ -93,7 +93,7 @@ impl Link {
             taken.into_iter().map(|(block, data)| batch_output(config, &part_of(config, parts, block)?, block, data));
         let mut outputs = outputs.collect::<Result<Vec<_>, _>>()?;
         let mismatches = outputs.iter_mut().filter_map(|output| output.mismatch.take()).collect();
-        let response = |(index, part): (usize, &Arc<Part>)| response(config, version, part, (index, &outputs));
+        let response = |(index, part): (usize, &Arc<Part>)| response(config, version, part, (index, &mut outputs));
         Ok(Scattered { responses: parts.iter().enumerate().map(response).collect(), mismatches })
     }
 }
@@ -146,12 +146,12 @@ fn check_apart(config: &ModelConfig, requests: usize, blocks: &[OutputBlock]) ->
     Ok(())
 }
 
-fn batch_output(
-    config: &ModelConfig,
+fn batch_output<'a>(
+    config: &'a ModelConfig,
     parts: &[Arc<Part>],
-    block: &OutputBlock,
+    block: &'a OutputBlock,
     data: Option<Bytes>,
-) -> Result<BatchOutput, InferError> {
+) -> Result<BatchOutput<'a>, InferError> {
     let wrong = |text: String| InferError::internal(format!("model '{}' gave invalid outputs: {text}", config.name));
     let data = data.ok_or_else(|| wrong(format!("{} bytes at {} are outside its memory", block.len, block.offset)))?;
     let spec = config.outputs.get(usize::from(block.output));
@@ -181,12 +181,16 @@ fn batch_output(
         (false, Some(source)) => scattered(config, parts, (block, source), data),
         (false, None) => cut_by_rows(config, parts, (block, shape), data),
     };
-    Ok(BatchOutput { mismatch, ..output.map_err(wrong)? })
+    let Split { shapes, data, ends } = output.map_err(wrong)?;
+    let &OutputBlock { datatype, in_client_memory, ref requests, .. } = block;
+    Ok(BatchOutput { name: &spec.name, datatype, shapes, data, in_client_memory, ends, requests, mismatch })
 }
 
-/// Returns the configured name of an output.
-fn name_of(config: &ModelConfig, block: &OutputBlock) -> String {
-    config.outputs.get(usize::from(block.output)).map(|spec| spec.name.clone()).unwrap_or_default()
+/// The parts of an output for the requests of its batch.
+struct Split {
+    shapes: Shapes,
+    data: Bytes,
+    ends: Vec<usize>,
 }
 
 /// Splits an output whose rows belong to consecutive requests.
@@ -195,11 +199,14 @@ fn cut_by_rows(
     parts: &[Arc<Part>],
     (block, shape): (&OutputBlock, Vec<i64>),
     data: Bytes,
-) -> Result<BatchOutput, String> {
+) -> Result<Split, String> {
     // A single request gets all of it, whatever its shape.
     let batching = config.max_batch_size > 0 && parts.len() != 1;
-    let rows_of: Vec<u64> =
-        if batching { parts.iter().map(|part| part.checked.batch_size).collect() } else { vec![1; parts.len()] };
+    let rows_of: Cow<'_, [u64]> = match parts {
+        [_] => Cow::Borrowed(&[1]),
+        _ if batching => parts.iter().map(|part| part.checked.batch_size).collect(),
+        _ => vec![1; parts.len()].into(),
+    };
     let ends = match byte_size(block.datatype, &shape) {
         Some(size) if size == block.len => fixed_ends(data.len(), &rows_of),
         Some(size) => return Err(format!("has {} bytes, but its shape {shape:?} needs {size}", block.len)),
@@ -208,22 +215,11 @@ fn cut_by_rows(
             text_ends(&data, elements, &rows_of).ok_or_else(|| format!("does not hold {elements} BYTES elements"))?
         }
     };
-    let shapes = Shapes::Batch { shape, rows_first: batching };
-    let (name, requests) = (name_of(config, block), block.requests.clone());
-    Ok(BatchOutput {
-        name,
-        datatype: block.datatype,
-        shapes,
-        data,
-        in_client_memory: false,
-        ends,
-        requests,
-        mismatch: None,
-    })
+    Ok(Split { shapes: Shapes::Batch { shape, rows_first: batching }, data, ends })
 }
 
 /// Checks an output that is in the memory of the only client that it is for.
-fn placed(parts: &[Arc<Part>], (block, shape): (&OutputBlock, Vec<i64>), name: &str) -> Result<BatchOutput, String> {
+fn placed(parts: &[Arc<Part>], (block, shape): (&OutputBlock, Vec<i64>), name: &str) -> Result<Split, String> {
     let region = parts.iter().filter_map(|part| region_of(part, name));
     let room: Vec<u64> = region.map(|slice| slice.len).collect();
     if parts.len() != 1 || room.first().is_none_or(|room| block.len > *room) {
@@ -234,18 +230,7 @@ fn placed(parts: &[Arc<Part>], (block, shape): (&OutputBlock, Vec<i64>), name: &
         return Err(format!("has {} bytes and shape {shape:?} for a batch of {rows}", block.len));
     }
     let ends = vec![usize::try_from(block.len).unwrap_or(usize::MAX)];
-    let shapes = Shapes::Batch { shape, rows_first: false };
-    let (name, requests, data) = (name.to_owned(), block.requests.clone(), Bytes::new());
-    Ok(BatchOutput {
-        name,
-        datatype: block.datatype,
-        shapes,
-        data,
-        in_client_memory: true,
-        ends,
-        requests,
-        mismatch: None,
-    })
+    Ok(Split { shapes: Shapes::Batch { shape, rows_first: false }, data: Bytes::new(), ends })
 }
 
 /// Returns the client memory that a request has for an output.
@@ -260,7 +245,7 @@ fn scattered(
     parts: &[Arc<Part>],
     (block, source): (&OutputBlock, usize),
     data: Bytes,
-) -> Result<BatchOutput, String> {
+) -> Result<Split, String> {
     let source = config.inputs.get(source).map_or("", |spec| spec.name.as_str());
     let shape = |part: &Arc<Part>| {
         let input = part.request.inputs.iter().find(|input| input.name == source)?;
@@ -283,49 +268,40 @@ fn scattered(
             text_ends(&data, elements, &counts).ok_or_else(|| format!("does not hold {elements} BYTES elements"))?
         }
     };
-    let (name, requests) = (name_of(config, block), block.requests.clone());
-    Ok(BatchOutput {
-        name,
-        datatype: block.datatype,
-        shapes: Shapes::Each(shapes),
-        data,
-        in_client_memory: false,
-        ends,
-        requests,
-        mismatch: None,
-    })
+    Ok(Split { shapes: Shapes::Each(shapes), data, ends })
 }
 
+/// Returns the response to the request at `index` of the batch. Called once for each request, in batch order.
 fn response(
     config: &ModelConfig,
     version: u64,
     part: &Part,
-    (index, outputs): (usize, &[BatchOutput]),
+    (index, outputs): (usize, &mut [BatchOutput<'_>]),
 ) -> InferResponse {
-    let view = |(output, index): (&BatchOutput, usize)| {
+    let view = |output: &mut BatchOutput<'_>, index: usize| {
+        let last = index + 1 == output.ends.len();
         let start = index.checked_sub(1).map_or(0, |before| output.ends[before]);
-        let shape = output.shapes.of(index, part.checked.batch_size);
-        let data = match region_of(part, &output.name) {
+        let shape = output.shapes.take(index, part.checked.batch_size, last);
+        let data = match region_of(part, output.name) {
             Some(slice) => slice.first((output.ends[index] - start) as u64).into(),
             None if output.in_client_memory => Data::new(),
             None => output.data.slice(start..output.ends[index]).into(),
         };
-        InferOutput { name: output.name.clone(), tensor: Tensor { datatype: output.datatype, shape, data } }
-    };
-    let find = |name: &str| {
-        let named = outputs.iter().filter(|output| output.name == name);
-        named.filter_map(|output| Some((output, output.place(index)?))).next()
+        InferOutput { name: output.name.to_owned(), tensor: Tensor { datatype: output.datatype, shape, data } }
     };
     let asked = &part.request.outputs;
     let wanted = |name: &str| asked.is_empty() || asked.iter().any(|output| output.name == name);
     // In the model's order, whatever the requested order, as in Triton; clients look outputs up by name.
-    let chosen = config.outputs.iter().filter(|spec| wanted(&spec.name)).filter_map(|spec| find(&spec.name));
+    let chosen = config.outputs.iter().filter(|spec| wanted(&spec.name)).filter_map(|spec| {
+        let mut named = outputs.iter_mut().filter(|output| output.name == spec.name);
+        named.find_map(|output| output.place(index).map(|place| view(output, place)))
+    });
     InferResponse {
         model_name: config.name.clone(),
         model_version: version.to_string(),
         id: part.request.id.clone(),
         parameters: Vec::new(),
-        outputs: chosen.map(view).collect(),
+        outputs: chosen.collect(),
         timeline: part.request.timeline,
     }
 }
@@ -337,6 +313,17 @@ mod tests {
     use pharos::model::{Checked, Completion, Draft};
 
     use super::*;
+
+    /// Returns an output with this data, for the requests that its block names.
+    fn output<'a>(
+        config: &'a ModelConfig,
+        parts: &[Arc<Part>],
+        block: &'a OutputBlock,
+        data: &'static [u8],
+    ) -> Result<BatchOutput<'a>, InferError> {
+        let own = part_of(config, parts, block)?;
+        batch_output(config, &own, block, Some(Bytes::from_static(data)))
+    }
 
     #[test]
     fn partial_outputs_go_to_their_requests() {
@@ -358,13 +345,10 @@ mod tests {
             in_client_memory: false,
             loan: None,
         };
-        let output = |block: &OutputBlock, data: &'static [u8]| {
-            let own = part_of(&config, &parts, block)?;
-            batch_output(&config, &own, block, Some(Bytes::from_static(data)))
-        };
+        let made = |block, data| output(&config, &parts, block, data).unwrap();
         let blocks = [block(&[0, 2], &[2, 2], 0), block(&[1], &[1, 3], 64)];
-        let outputs = [output(&blocks[0], &[1, 2, 3, 4]).unwrap(), output(&blocks[1], &[5, 6, 7]).unwrap()];
-        let answers = parts.iter().enumerate().map(|(at, part)| response(&config, 1, part, (at, &outputs)));
+        let mut outputs = [made(&blocks[0], &[1, 2, 3, 4]), made(&blocks[1], &[5, 6, 7])];
+        let answers = parts.iter().enumerate().map(|(at, part)| response(&config, 1, part, (at, &mut outputs)));
         let answers: Vec<_> = answers.map(|answer| (answer.id, answer.outputs[0].tensor.clone())).collect();
         let expected =
             [("a", vec![1, 2], vec![1u8, 2]), ("b", vec![1, 3], vec![5, 6, 7]), ("c", vec![1, 2], vec![3, 4])];
@@ -403,19 +387,19 @@ mod tests {
             in_client_memory,
             loan: None,
         };
-        let output = |block: OutputBlock, data: &'static [u8]| {
-            let own = part_of(&config, &parts, &block)?;
-            batch_output(&config, &own, &block, Some(Bytes::from_static(data)))
+        let made = |block, data| output(&config, &parts, block, data).unwrap();
+        let blocks = [block(&[1], 2, true), block(&[0, 2], 2, false)];
+        let mut outputs = [made(&blocks[0], &[]), made(&blocks[1], &[1, 2, 3, 4])];
+        let mut tensor = |at: usize| {
+            let answer = response(&config, 1, &parts[at], (at, &mut outputs));
+            (answer.outputs[0].tensor.shape.clone(), answer.outputs[0].tensor.data.clone())
         };
-        let outputs = [output(block(&[1], 2, true), &[]), output(block(&[0, 2], 2, false), &[1, 2, 3, 4])];
-        let outputs = outputs.map(Result::unwrap);
-        let answer = |at: usize| response(&config, 1, &parts[at], (at, &outputs)).outputs[0].tensor.clone();
-        assert_eq!((answer(0).shape, answer(0).data), (vec![1, 2], vec![1u8, 2].into()));
-        assert_eq!((answer(1).shape, answer(1).data), (vec![2, 2], Slice::new("r".to_owned(), 8, 4).into()));
-        assert_eq!((answer(2).shape, answer(2).data), (vec![1, 2], vec![3u8, 4].into()));
+        assert_eq!(tensor(0), (vec![1, 2], vec![1u8, 2].into()));
+        assert_eq!(tensor(1), (vec![2, 2], Slice::new("r".to_owned(), 8, 4).into()));
+        assert_eq!(tensor(2), (vec![1, 2], vec![3u8, 4].into()));
         // Invalid: in client memory that was not requested, of several clients, or beyond its range.
         for (requests, rows) in [(&[0][..], 1), (&[0, 1], 3), (&[1], 5)] {
-            assert!(output(block(requests, rows, true), &[]).is_err(), "{requests:?} {rows}");
+            assert!(output(&config, &parts, &block(requests, rows, true), &[]).is_err(), "{requests:?} {rows}");
         }
     }
 }
