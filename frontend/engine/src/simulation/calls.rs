@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use pharos::error::InferError;
 use pharos::id::CorrelationId;
-use pharos::infer::{InferInput, InferRequest, InferResponse};
+use pharos::infer::{InferInput, InferRequest};
 use pharos::service::Streamed;
 use pharos::tensor::{DataType, Tensor};
 use pharos::timeline::{Instant, Timeline};
@@ -41,10 +41,10 @@ pub(super) struct Call {
 
 /// The client of a stream.
 #[derive(Default)]
-struct Reader {
+pub(super) struct Reader {
     /// The number of responses that it has read.
-    responses: u64,
-    pauses: bool,
+    pub(super) responses: u64,
+    pub(super) pauses: bool,
 }
 
 /// What a client waits for.
@@ -62,7 +62,7 @@ impl Call {
     /// Its client no longer pauses.
     pub(super) fn read_on(&mut self) {
         self.reader.pauses = false;
-        self.woken.0.store(true, Ordering::SeqCst);
+        self.woken.set();
     }
 }
 
@@ -78,19 +78,43 @@ pub(super) struct Sequence {
     disturbed: bool,
 }
 
+/// Whether a request is to be polled.
 #[derive(Debug)]
-struct Woken(AtomicBool);
+pub(super) struct Woken(AtomicBool);
 
-impl Wake for Woken {
-    fn wake(self: Arc<Self>) {
+impl Woken {
+    /// Returns the flag of a new request, which is to be polled.
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self(AtomicBool::new(true)))
+    }
+
+    /// Lets the request be polled.
+    pub(super) fn set(&self) {
         self.0.store(true, Ordering::SeqCst);
+    }
+
+    /// Returns whether the request is to be polled, once.
+    pub(super) fn take(&self) -> bool {
+        // Mostly it is not: reading costs less than an exchange.
+        self.0.load(Ordering::SeqCst) && self.0.swap(false, Ordering::SeqCst)
     }
 }
 
-/// Returns the values of the output of a response.
-fn values_of(response: &InferResponse) -> Vec<u64> {
-    let output = response.outputs.first().expect("an answer has an output");
-    let bytes = output.tensor.data.pieces().concat();
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.set();
+    }
+}
+
+/// Returns whether a request was refused before it entered a queue. Like Triton, the server counts it in no statistic.
+pub(super) fn is_refused(error: &InferError) -> bool {
+    let refused = ["must specify the START flag", "Exceeds maximum queue size"];
+    refused.iter().any(|text| error.message.contains(text))
+}
+
+/// Returns the values of a tensor.
+pub(super) fn values_of(tensor: &Tensor) -> Vec<u64> {
+    let bytes = tensor.data.pieces().concat();
     bytes.chunks_exact(8).map(|chunk| u64::from_le_bytes(chunk.try_into().unwrap())).collect()
 }
 
@@ -130,8 +154,9 @@ impl World {
             false => Answers::One(Box::pin(async move { driver.infer(Box::new(request), checked).await })),
         };
         self.models[model].counted.sent += 1;
-        let woken = Arc::new(Woken(AtomicBool::new(true)));
+        let woken = Woken::new();
         let (answers, sent, executed, reader) = (Some(answers), self.now, 0, Reader::default());
+        self.open.push(self.calls.len());
         self.calls.push(Call { model, answers, woken, values, expected, sent, timeout_us, sequence, executed, reader });
         // A sequence without its start is refused.
         if self.random.chance(self.faults.cancel) && !starts {
@@ -195,12 +220,12 @@ impl World {
     /// An answer is wrong.
     pub(super) fn poll_calls(&mut self) -> Result<bool, String> {
         let mut changed = false;
-        while self.calls.get(self.first_open).is_some_and(|call| !call.waits()) {
-            self.first_open += 1;
-        }
-        for number in self.first_open..self.calls.len() {
+        let calls = &self.calls;
+        self.open.retain(|number| calls[*number].waits());
+        for at in 0..self.open.len() {
+            let number = self.open[at];
             let call = &mut self.calls[number];
-            if call.reader.pauses || !call.woken.0.swap(false, Ordering::SeqCst) {
+            if call.reader.pauses || !call.woken.take() {
                 continue;
             }
             let waker = Waker::from(call.woken.clone());
@@ -216,7 +241,7 @@ impl World {
                 Some(Answers::Many(responses)) => {
                     if let Poll::Ready(response) = responses.poll_next(&mut context) {
                         // There may be more.
-                        call.woken.0.store(true, Ordering::SeqCst);
+                        call.woken.set();
                         self.on_response(number, response.ok_or("a stream has no last response")?)?;
                     }
                 }
@@ -244,7 +269,7 @@ impl World {
                 if !streamed.empty {
                     let expected: Vec<u64> =
                         values.iter().map(|value| answer_to(value + call.reader.responses)).collect();
-                    let got = values_of(&response);
+                    let got = values_of(&response.outputs[0].tensor);
                     if got != expected {
                         return Err(format!("request {number} to '{name}' has the response {got:?}, not {expected:?}"));
                     }
@@ -275,7 +300,7 @@ impl World {
         let model = &mut self.models[call.model];
         match answer {
             Ok(response) => {
-                let got = values_of(&response);
+                let got = values_of(&response.outputs[0].tensor);
                 let known = call.sequence.is_none_or(|number| !self.sequences[number].disturbed);
                 if got != call.expected && known {
                     return Err(format!(
@@ -303,10 +328,8 @@ impl World {
         if let Some(sequence) = call.sequence {
             self.sequences[sequence].closed = true;
         }
-        // Triton counts requests that never enter a queue in no statistic.
-        let refused = ["must specify the START flag", "Exceeds maximum queue size"];
         let counted = &mut self.models[call.model].counted;
-        if refused.iter().any(|text| error.message.contains(text)) {
+        if is_refused(error) {
             counted.refused += 1;
         } else {
             counted.failed += 1;
@@ -320,8 +343,10 @@ impl World {
         if self.models[model].name != "ordered" {
             return Ok(());
         }
-        let overtaken =
-            self.calls[..number].iter().position(|call| call.model == model && call.waits() && call.executed > 0);
+        let overtaken = self.open.iter().find(|earlier| {
+            let call = &self.calls[**earlier];
+            **earlier < number && call.model == model && call.waits() && call.executed > 0
+        });
         overtaken.map_or(Ok(()), |first| Err(format!("request {number} is answered before request {first}")))
     }
 }

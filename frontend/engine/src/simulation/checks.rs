@@ -7,7 +7,7 @@ use pharos::metrics::builtin::Builtin;
 use pharos::metrics::exposition::{Format, render};
 use pharos::metrics::statistics;
 
-use super::models::{Instance, QUEUE_DELAY_US};
+use super::models::{Counted, Instance, QUEUE_DELAY_US};
 use super::world::World;
 
 /// How often counters are compared with their values before, in steps.
@@ -36,12 +36,21 @@ impl World {
                 return Err(format!("'{}' executes request {position} of a batch again after its answer", one.name));
             }
             let call = self.calls.iter_mut().rfind(|call| call.model == model && call.values == *values);
-            let Some(call) = call else {
+            let executed = match call {
+                Some(call) => {
+                    call.executed += 1;
+                    Some(call.executed)
+                }
+                None => self
+                    .steps
+                    .received(model, values)
+                    .map_err(|()| format!("'{}' executes the request of a step again after its answer", one.name))?,
+            };
+            let Some(executed) = executed else {
                 return Err(format!("'{}' executes {values:?}, which no client has sent", one.name));
             };
-            call.executed += 1;
-            self.coverage.executed_again += u64::from(call.executed > 1);
-            if call.executed > 1 && one.has_sequences() {
+            self.coverage.executed_again += u64::from(executed > 1);
+            if executed > 1 && one.has_sequences() {
                 return Err(format!("a step of '{}' is executed twice", one.name));
             }
         }
@@ -56,8 +65,9 @@ impl World {
         self.check_resources()?;
         self.check_waiting()?;
         self.check_counts()?;
-        self.steps += 1;
-        if self.steps.is_multiple_of(COUNTERS_EVERY) {
+        self.check_ensembles()?;
+        self.moments += 1;
+        if self.moments.is_multiple_of(COUNTERS_EVERY) {
             self.check_counters()?;
         }
         Ok(())
@@ -79,7 +89,7 @@ impl World {
 
     /// No request waits longer than its timeout, or while an instance is idle beyond the delay of batches.
     fn check_waiting(&self) -> Result<(), String> {
-        for (number, call) in self.calls.iter().enumerate().skip(self.first_open) {
+        for (number, call) in self.open.iter().map(|number| (*number, &self.calls[*number])) {
             if !call.waits() || call.executed > 0 {
                 continue;
             }
@@ -112,16 +122,15 @@ impl World {
     /// Each request is in the queue, executing, or counted as a success or failure.
     fn check_counts(&self) -> Result<(), String> {
         // Requests that wait for the response to an equal one are nowhere.
-        for model in self.models.iter().filter(|model| model.name != "cached") {
+        for (number, model) in self.models.iter().enumerate().filter(|(_, model)| model.name != "cached") {
+            let by_clients = self.counted(number);
             let seen = statistics::of(&model.driver.series).inference_stats;
             let counted = seen.success.count + seen.fail.count;
             let unanswered = model.driver.unanswered() as u64;
             // A stream that has ended stays in its batch until the batch ends.
             let most = if model.config.decoupled { counted } else { counted + unanswered };
-            if counted + unanswered + model.counted.refused < model.counted.sent
-                || most + model.counted.refused > model.counted.sent
-            {
-                let sent = model.counted.sent;
+            let (sent, refused) = (by_clients.sent, by_clients.refused);
+            if counted + unanswered + refused < sent || most + refused > sent {
                 return Err(format!(
                     "'{}': {counted} counted and {unanswered} unanswered of {sent} requests",
                     model.name
@@ -129,6 +138,13 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// Returns what clients and steps of ensembles have seen of a model.
+    fn counted(&self, model: usize) -> Counted {
+        let mut counted = self.models[model].counted;
+        counted.add(&self.steps.counted(model));
+        counted
     }
 
     /// No counter goes backwards.
@@ -168,8 +184,9 @@ impl World {
     pub(super) fn check_end(&mut self) -> Result<(), String> {
         self.check_counters()?;
         let text = render(&self.shared.metrics, Format::Text);
-        for model in &mut self.models {
-            let (name, counted) = (model.name, model.counted);
+        let counted: Vec<_> = (0..self.models.len()).map(|number| self.counted(number)).collect();
+        for (model, counted) in self.models.iter_mut().zip(counted) {
+            let name = model.name;
             if model.driver.unanswered() > 0 {
                 return Err(format!("'{name}' has {} requests left", model.driver.unanswered()));
             }

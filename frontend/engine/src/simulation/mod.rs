@@ -5,6 +5,7 @@
 
 mod calls;
 mod checks;
+mod ensembles;
 mod models;
 mod processes;
 mod worker;
@@ -51,7 +52,11 @@ fn simulate(world: &mut World) -> Result<(), String> {
     if let Some((number, call)) = world.calls.iter().enumerate().find(|(_, call)| call.waits()) {
         return Err(format!("request {number} to '{}' is never answered", world.models[call.model].name));
     }
-    world.check_end()
+    if let Some((number, _)) = world.ensemble_calls.iter().enumerate().find(|(_, call)| call.waits()) {
+        return Err(format!("request {number} to an ensemble is never answered"));
+    }
+    world.check_end()?;
+    world.check_end_of_ensembles()
 }
 
 /// The number of simulations in `make test`.

@@ -12,6 +12,7 @@ use pharos::supervisor::Action;
 use pharos::timeline::Instant;
 
 use super::calls::{Call, Sequence};
+use super::ensembles::{self, EnsembleCall, SimulatedEnsemble, Steps};
 use super::models::{self, Counted, Instance, Model, Shared, UNITS};
 use super::worker::Worker;
 use crate::cache::{Backend, ResponseCache, Settings as CacheSettings};
@@ -34,6 +35,9 @@ pub(super) struct Coverage {
     /// Responses of the decoupled model, and how often it waited for a client.
     pub(super) responses: u64,
     pub(super) waits: u64,
+    /// The sums of all ensembles, at the end, and their responses.
+    pub(super) ensembles: Counted,
+    pub(super) ensemble_responses: u64,
 }
 
 /// What happens at a time.
@@ -45,6 +49,10 @@ pub(super) enum Event {
     Cancel(usize),
     /// A client reads further responses.
     Read(usize),
+    /// A client of an ensemble sends a request, goes away, reads further responses.
+    ArriveAtEnsemble(usize),
+    CancelEnsemble(usize),
+    ReadEnsemble(usize),
     /// The process of an instance has loaded its model.
     Loaded(Place),
     /// It could not.
@@ -92,6 +100,8 @@ impl Coverage {
         self.steps += other.steps;
         self.responses += other.responses;
         self.waits += other.waits;
+        self.ensembles.add(&other.ensembles);
+        self.ensemble_responses += other.ensemble_responses;
     }
 }
 
@@ -126,16 +136,20 @@ pub(super) struct World {
     pub(super) shared: Shared,
     pub(super) models: Vec<Model>,
     pub(super) calls: Vec<Call>,
+    pub(super) steps: Arc<Steps>,
+    pub(super) ensembles: Vec<SimulatedEnsemble>,
+    pub(super) ensemble_calls: Vec<EnsembleCall>,
     pub(super) sequences: Vec<Sequence>,
     pub(super) next_value: u64,
     pub(super) faults: Faults,
     pub(super) coverage: Coverage,
     /// A hash of all that has happened.
     pub(super) trace: u64,
-    /// The number of steps so far.
-    pub(super) steps: u64,
-    /// All requests before this one are answered.
-    pub(super) first_open: usize,
+    /// The number of times at which something has happened.
+    pub(super) moments: u64,
+    /// The requests whose clients wait.
+    pub(super) open: Vec<usize>,
+    pub(super) open_at_ensembles: Vec<usize>,
     /// The counters when they were last compared.
     pub(super) counters: BTreeMap<String, f64>,
     /// Whether clients send requests.
@@ -162,6 +176,8 @@ impl World {
             2 => Faults { die: 20, fail: 10, late: 10, double: 10, hang: 300, load: 4, cancel: 5 },
             _ => Faults { die: 60, fail: 0, late: 20, double: 20, hang: 500, load: 0, cancel: 10 },
         };
+        let steps = Steps::new(&shared.metrics, &models);
+        let ensembles = ensembles::all(&steps);
         let mut world = Self {
             now,
             random,
@@ -170,17 +186,22 @@ impl World {
             shared,
             models,
             calls: Vec::new(),
+            steps,
+            ensembles,
+            ensemble_calls: Vec::new(),
             sequences: Vec::new(),
             next_value: 1_000,
             faults,
             coverage: Coverage::default(),
             trace: 0,
-            steps: 0,
-            first_open: 0,
+            moments: 0,
+            open: Vec::new(),
+            open_at_ensembles: Vec::new(),
             counters: BTreeMap::new(),
             loaded: true,
         };
         (0..world.models.len()).for_each(|model| world.after(0, Event::Arrive(model)));
+        (0..world.ensembles.len()).for_each(|ensemble| world.after(0, Event::ArriveAtEnsemble(ensemble)));
         world.after(500_000, Event::Tick);
         world
     }
@@ -236,7 +257,8 @@ impl World {
         let settled = |one: &Instance| one.process.is_some() == one.ready;
         let idle = |one: &Instance| one.process.as_ref().is_none_or(|process| process.batches.is_empty());
         let mut instances = self.models.iter().flat_map(|model| &model.instances);
-        self.calls.iter().skip(self.first_open).all(|call| !call.waits())
+        self.open.iter().all(|number| !self.calls[*number].waits())
+            && self.open_at_ensembles.iter().all(|number| !self.ensemble_calls[*number].waits())
             && instances.all(|one| settled(one) && idle(one))
     }
 
@@ -258,6 +280,7 @@ impl World {
                 changed |= self.read_frames(model, instance)?;
             }
             changed |= self.poll_calls()?;
+            changed |= self.poll_ensemble_calls()?;
             if !changed {
                 return Ok(());
             }
@@ -267,14 +290,17 @@ impl World {
     fn on_event(&mut self, event: Event) -> Result<(), String> {
         let now = self.now;
         match event {
-            Event::Arrive(_) if !self.loaded => {}
+            Event::Arrive(_) | Event::ArriveAtEnsemble(_) if !self.loaded => {}
             Event::Arrive(model) => {
                 self.send(model);
                 let pause = 100 + self.random.below(6_000);
                 self.after(pause, event);
             }
+            Event::ArriveAtEnsemble(ensemble) => self.send_to_ensemble(ensemble),
             Event::Cancel(call) => self.cancel(call),
             Event::Read(call) => self.calls[call].read_on(),
+            Event::CancelEnsemble(call) => self.cancel_ensemble(call),
+            Event::ReadEnsemble(call) => self.ensemble_calls[call].read_on(),
             Event::Tick => {
                 self.tick();
                 self.after(500_000, event);

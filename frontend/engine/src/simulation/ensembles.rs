@@ -1,0 +1,484 @@
+//! The ensembles of a simulation: the real code of ensembles sends requests of their steps to the simulated models.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+
+use pharos::ensemble::{self, Plan, Stages, Step};
+use pharos::error::InferError;
+use pharos::id::{CorrelationId, ModelVersion};
+use pharos::infer::{InferInput, InferRequest};
+use pharos::metrics::cache::Cache;
+use pharos::metrics::record;
+use pharos::metrics::series::ModelSeries;
+use pharos::metrics::statistics;
+use pharos::model::{Completion, Draft, ModelConfig};
+use pharos::service::Streamed;
+use pharos::tensor::{DataType, Tensor};
+use pharos::timeline::Timeline;
+
+use super::calls::{Reader, Woken, is_refused, values_of};
+use super::models::{Counted, Model};
+use super::worker::{answer_to, responses_to};
+use super::world::{Event, World};
+use crate::ensemble::{Ensemble, Member, Members, ResponseSource, Responses, Target};
+use crate::scheduler::{self, Answer, Driver};
+
+const TENSORS: &str = "max_batch_size: 2 input { name: 'IN' data_type: TYPE_UINT64 dims: 1 } output { name: 'OUT' data_type: TYPE_UINT64 dims: 1 }";
+
+/// Names and configurations: steps that follow each other, steps that run at the same time with a limit of requests, and a step for
+/// each response of another one.
+const CONFIGS: [(&str, &str); 3] = [
+    (
+        "chain",
+        "ensemble_scheduling { step [
+         { model_name: 'plain' model_version: -1 input_map { key: 'IN' value: 'IN' } output_map { key: 'OUT' value: 'x' } },
+         { model_name: 'ordered' model_version: -1 input_map { key: 'IN' value: 'x' } output_map { key: 'OUT' value: 'OUT' } } ] }",
+    ),
+    (
+        "fork",
+        "output { name: 'OTHER' data_type: TYPE_UINT64 dims: 1 } ensemble_scheduling { max_inflight_requests: 2 step [
+         { model_name: 'plain' model_version: -1 input_map { key: 'IN' value: 'IN' } output_map { key: 'OUT' value: 'OUT' } },
+         { model_name: 'levels' model_version: -1 input_map { key: 'IN' value: 'IN' } output_map { key: 'OUT' value: 'OTHER' } } ] }",
+    ),
+    (
+        "stream",
+        "ensemble_scheduling { step [
+         { model_name: 'streamed' model_version: -1 input_map { key: 'IN' value: 'IN' } output_map { key: 'OUT' value: 'x' } },
+         { model_name: 'plain' model_version: -1 input_map { key: 'IN' value: 'x' } output_map { key: 'OUT' value: 'OUT' } } ] }",
+    ),
+];
+
+/// The first value of ensembles, far from those of other clients, and the distance between two of them: more than a request of the
+/// decoupled model has responses.
+const FIRST_VALUE: u64 = 1 << 40;
+const DISTANCE: u64 = 1 << 12;
+
+/// A model, or an ensemble, as ensembles see it.
+pub(super) struct StepModel {
+    model: ModelVersion,
+    config: Arc<ModelConfig>,
+    series: Arc<ModelSeries>,
+    kind: Kind,
+}
+
+enum Kind {
+    /// A model with its position in [`World::models`].
+    Model(usize, Arc<Driver>),
+    Ensemble(Ensemble),
+}
+
+impl Member for StepModel {
+    fn model(&self) -> &ModelVersion {
+        &self.model
+    }
+
+    fn config(&self) -> &Arc<ModelConfig> {
+        &self.config
+    }
+
+    fn series(&self) -> &Arc<ModelSeries> {
+        &self.series
+    }
+
+    fn ensemble(&self) -> Option<&Ensemble> {
+        match &self.kind {
+            Kind::Model(..) => None,
+            Kind::Ensemble(ensemble) => Some(ensemble),
+        }
+    }
+
+    fn accept(&self) -> Result<(), InferError> {
+        Ok(())
+    }
+}
+
+/// The models, and the requests of all steps.
+pub(super) struct Steps {
+    metrics: Arc<Cache>,
+    models: Vec<Arc<StepModel>>,
+    // Held for single entries.
+    requests: Mutex<Vec<StepRequest>>,
+    // Held for single entries.
+    counted: Mutex<Vec<Counted>>,
+}
+
+/// A request of a step.
+struct StepRequest {
+    model: usize,
+    values: Vec<u64>,
+    /// How often a process has received it.
+    executed: u32,
+    /// Whether it had a response, so that it must not be executed again.
+    answered: bool,
+}
+
+impl Steps {
+    /// Creates the book of the steps of all ensembles.
+    pub(super) fn new(metrics: &Arc<Cache>, models: &[Model]) -> Arc<Self> {
+        let counted = Mutex::new(vec![Counted::default(); models.len()]);
+        let models = models.iter().enumerate().map(|(number, model)| {
+            let (driver, config) = (model.driver.clone(), model.config.clone());
+            let (model, series) = (driver.model.clone(), driver.series.clone());
+            Arc::new(StepModel { model, config, series, kind: Kind::Model(number, driver) })
+        });
+        let models = models.collect();
+        Arc::new(Self { metrics: metrics.clone(), models, requests: Mutex::default(), counted })
+    }
+
+    /// Returns what the steps of all ensembles have seen of a model.
+    pub(super) fn counted(&self, model: usize) -> Counted {
+        self.counted.lock().unwrap()[model]
+    }
+
+    /// Records that a process has received a request. Returns how often it was received; `None` if no step has sent it.
+    ///
+    /// # Errors
+    /// It had a response before.
+    pub(super) fn received(&self, model: usize, values: &[u64]) -> Result<Option<u32>, ()> {
+        let mut requests = self.requests.lock().unwrap();
+        let found = requests.iter_mut().rfind(|request| request.model == model && request.values == values);
+        let Some(request) = found else { return Ok(None) };
+        request.executed += 1;
+        if request.answered { Err(()) } else { Ok(Some(request.executed)) }
+    }
+
+    /// Checks a request and begins to count it.
+    fn begin(self: &Arc<Self>, member: &StepModel, request: &mut InferRequest) -> (Counting, Arc<Driver>) {
+        let Kind::Model(model, driver) = &member.kind else { panic!("steps of these ensembles are models") };
+        let values = values_of(&request.inputs[0].tensor);
+        self.counted.lock().unwrap()[*model].sent += 1;
+        let mut requests = self.requests.lock().unwrap();
+        requests.push(StepRequest { model: *model, values, executed: 0, answered: false });
+        (Counting { steps: self.clone(), model: *model, number: requests.len() - 1, ended: false }, driver.clone())
+    }
+}
+
+/// Counts the end of a step's request; as cancelled if dropped before.
+struct Counting {
+    steps: Arc<Steps>,
+    model: usize,
+    number: usize,
+    ended: bool,
+}
+
+impl Counting {
+    fn answered(&self) {
+        self.steps.requests.lock().unwrap()[self.number].answered = true;
+    }
+
+    fn ended(&mut self, answer: &Answer) {
+        self.ended = true;
+        let counted = &mut self.steps.counted.lock().unwrap()[self.model];
+        match answer {
+            Ok(_) => counted.succeeded += 1,
+            Err(error) if is_refused(error) => counted.refused += 1,
+            Err(_) => counted.failed += 1,
+        }
+    }
+}
+
+impl Drop for Counting {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.steps.counted.lock().unwrap()[self.model].cancelled += 1;
+        }
+    }
+}
+
+/// The responses of a decoupled step.
+pub(super) struct StepResponses {
+    responses: scheduler::Responses,
+    counting: Counting,
+}
+
+impl ResponseSource for StepResponses {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>> {
+        let next = self.responses.poll_next(cx);
+        if let Poll::Ready(Some(streamed)) = &next {
+            if streamed.answer.is_ok() && !streamed.empty {
+                self.counting.answered();
+            }
+            if streamed.last {
+                self.counting.ended(&streamed.answer);
+            }
+        }
+        next
+    }
+}
+
+impl Members for Steps {
+    type Member = StepModel;
+    type Responses = StepResponses;
+
+    fn metrics(&self) -> &Cache {
+        &self.metrics
+    }
+
+    fn member(&self, step: &Step) -> Result<Arc<StepModel>, InferError> {
+        Ok(self.models.iter().find(|member| *member.model.name == *step.model).expect("a known model").clone())
+    }
+
+    fn with_sequence(&self, _: &Step, _: &CorrelationId) -> Option<Arc<StepModel>> {
+        None
+    }
+
+    async fn infer(self: &Arc<Self>, member: &Arc<StepModel>, mut request: Box<InferRequest>) -> Answer {
+        let checked = member.config.check(&mut request)?;
+        let (mut counting, driver) = self.begin(member, &mut request);
+        let answer = driver.infer(request, checked).await;
+        if answer.is_ok() {
+            counting.answered();
+        }
+        counting.ended(&answer);
+        answer
+    }
+
+    fn stream(
+        self: &Arc<Self>,
+        member: &Arc<StepModel>,
+        mut request: InferRequest,
+    ) -> Result<StepResponses, InferError> {
+        let checked = member.config.check(&mut request)?;
+        let (counting, driver) = self.begin(member, &mut request);
+        Ok(StepResponses { responses: driver.stream(request, checked), counting })
+    }
+}
+
+/// An ensemble with its requests.
+pub(super) struct SimulatedEnsemble {
+    pub(super) name: &'static str,
+    version: Arc<StepModel>,
+    counted: Counted,
+}
+
+impl SimulatedEnsemble {
+    fn ensemble(&self) -> &Ensemble {
+        self.version.ensemble().expect("this is an ensemble")
+    }
+
+    /// Returns the outputs for values, or those of a response of a stream.
+    fn expected(&self, values: &[u64], response: u64) -> Vec<Vec<u64>> {
+        let all = |to: fn(u64) -> u64| values.iter().map(|value| to(value + response)).collect();
+        match self.name {
+            "fork" => vec![all(answer_to), all(answer_to)],
+            _ => vec![all(|value| answer_to(answer_to(value)))],
+        }
+    }
+}
+
+/// Creates all ensembles.
+pub(super) fn all(steps: &Steps) -> Vec<SimulatedEnsemble> {
+    CONFIGS.into_iter().map(|(name, text)| ensemble(steps, name, text)).collect()
+}
+
+fn ensemble(steps: &Steps, name: &'static str, text: &str) -> SimulatedEnsemble {
+    let draft = Draft::from_text(&format!("platform: 'ensemble' {TENSORS} {text}"), "config.pbtxt").unwrap();
+    let config = draft.complete(&Completion { directory: name, ..Completion::default() }).unwrap();
+    let plan = Plan::new(&config).unwrap().unwrap();
+    let members: Vec<_> = plan.steps().iter().map(|step| steps.member(step).unwrap().config.clone()).collect();
+    ensemble::check(&config, &plan, &members.iter().map(|config| &**config).collect::<Vec<_>>()).unwrap();
+    let decoupled: Vec<bool> = members.iter().map(|config| config.decoupled).collect();
+    let stages = Stages::new(name, &plan, &decoupled).unwrap();
+    let config = Arc::new(config.with_decoupled(stages.is_decoupled()).unwrap());
+    let model = ModelVersion::new(name, 1);
+    let series = steps.metrics.model_loaded(&model, &[]);
+    record::ensemble_loaded(&steps.metrics, &series, plan.steps().iter().map(|step| step.model.as_str()));
+    if config.decoupled {
+        steps.metrics.model_decoupled(&series);
+    }
+    let limit = if name == "fork" { 2 } else { 0 };
+    let kind = Kind::Ensemble(Ensemble::new(plan, stages, limit, None));
+    SimulatedEnsemble {
+        name,
+        version: Arc::new(StepModel { model, config, series, kind }),
+        counted: Counted::default(),
+    }
+}
+
+/// A request to an ensemble, and its client.
+pub(super) struct EnsembleCall {
+    ensemble: usize,
+    answers: Option<Answers>,
+    woken: Arc<Woken>,
+    values: Vec<u64>,
+    reader: Reader,
+}
+
+/// What the client waits for.
+enum Answers {
+    One(Pin<Box<dyn Future<Output = Answer>>>),
+    Many(Box<Responses<Steps>>),
+}
+
+impl EnsembleCall {
+    /// Returns whether its client waits.
+    pub(super) fn waits(&self) -> bool {
+        self.answers.is_some()
+    }
+
+    /// Its client no longer pauses.
+    pub(super) fn read_on(&mut self) {
+        self.reader.pauses = false;
+        self.woken.set();
+    }
+}
+
+impl World {
+    /// Sends a request to an ensemble, and plans the next one.
+    pub(super) fn send_to_ensemble(&mut self, number: usize) {
+        let first = FIRST_VALUE + self.ensemble_calls.len() as u64 * DISTANCE;
+        let rows = 1 + self.random.below(2);
+        let values: Vec<u64> = (0..rows).map(|row| first + row * DISTANCE / 2).collect();
+        let data: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let tensor =
+            Tensor { datatype: DataType::Uint64, shape: vec![i64::try_from(rows).unwrap(), 1], data: data.into() };
+        let inputs = vec![InferInput { name: "IN".into(), tensor }];
+        let timeline = Timeline { request_start: self.now, ..Timeline::default() };
+        let mut request = InferRequest { inputs, timeline, ..InferRequest::default() };
+        let (steps, version) = (self.steps.clone(), self.ensembles[number].version.clone());
+        let checked = version.config.check(&mut request).unwrap();
+        let answers = match version.config.decoupled {
+            true => {
+                let ensemble = version.ensemble().expect("an ensemble");
+                let target = Target { members: &steps, version: &version, ensemble };
+                Answers::Many(Box::new(Responses::begin(&target, request, checked)))
+            }
+            false => Answers::One(Box::pin(async move {
+                let ensemble = version.ensemble().expect("an ensemble");
+                let target = Target { members: &steps, version: &version, ensemble };
+                crate::ensemble::infer(target, request, checked).await
+            })),
+        };
+        self.ensembles[number].counted.sent += 1;
+        let (answers, reader) = (Some(answers), Reader::default());
+        self.open_at_ensembles.push(self.ensemble_calls.len());
+        self.ensemble_calls.push(EnsembleCall { ensemble: number, answers, woken: Woken::new(), values, reader });
+        if self.random.chance(self.faults.cancel) {
+            let after = self.random.below(12_000);
+            self.after(after, Event::CancelEnsemble(self.ensemble_calls.len() - 1));
+        }
+        let pause = 1_000 + self.random.below(40_000);
+        self.after(pause, Event::ArriveAtEnsemble(number));
+    }
+
+    /// The client of a request to an ensemble goes away.
+    pub(super) fn cancel_ensemble(&mut self, call: usize) {
+        let call = &mut self.ensemble_calls[call];
+        if call.answers.take().is_some() {
+            self.ensembles[call.ensemble].counted.cancelled += 1;
+        }
+    }
+
+    /// Polls the requests to ensembles that were woken. Returns whether any was.
+    ///
+    /// # Errors
+    /// An answer is wrong.
+    pub(super) fn poll_ensemble_calls(&mut self) -> Result<bool, String> {
+        let mut changed = false;
+        let calls = &self.ensemble_calls;
+        self.open_at_ensembles.retain(|number| calls[*number].waits());
+        for at in 0..self.open_at_ensembles.len() {
+            let number = self.open_at_ensembles[at];
+            let call = &mut self.ensemble_calls[number];
+            if !call.waits() || call.reader.pauses || !call.woken.take() {
+                continue;
+            }
+            changed = true;
+            let waker = Waker::from(call.woken.clone());
+            let mut context = Context::from_waker(&waker);
+            let streamed = match call.answers.as_mut() {
+                Some(Answers::One(answer)) => {
+                    let answer = answer.as_mut().poll(&mut context);
+                    answer.map(|answer| Some(Streamed { answer, last: true, empty: false }))
+                }
+                Some(Answers::Many(responses)) => responses.poll_next(&mut context),
+                None => continue,
+            };
+            if let Poll::Ready(streamed) = streamed {
+                // There may be more.
+                call.woken.set();
+                self.on_ensemble_response(number, streamed.ok_or("an ensemble's stream has no last response")?)?;
+            }
+        }
+        Ok(changed)
+    }
+
+    fn on_ensemble_response(
+        &mut self,
+        number: usize,
+        Streamed { answer, last, empty }: Streamed,
+    ) -> Result<(), String> {
+        let call = &mut self.ensemble_calls[number];
+        let one = &mut self.ensembles[call.ensemble];
+        let name = one.name;
+        if let (Ok(response), false) = (&answer, empty) {
+            let expected = one.expected(&call.values, call.reader.responses);
+            let got: Vec<Vec<u64>> = response.outputs.iter().map(|output| values_of(&output.tensor)).collect();
+            if got != expected {
+                return Err(format!("request {number} to '{name}' has the response {got:?}, not {expected:?}"));
+            }
+            call.reader.responses += 1;
+            self.coverage.ensemble_responses += 1;
+        }
+        match answer {
+            Ok(_) if last => {
+                let expected = if one.version.config.decoupled { responses_to(call.values[0]) } else { 1 };
+                if call.reader.responses != expected {
+                    return Err(format!("request {number} to '{name}' ends after {} responses", call.reader.responses));
+                }
+                one.counted.succeeded += 1;
+            }
+            Ok(_) => {}
+            Err(error) if !last || error.message.contains("bug in the server") => {
+                return Err(format!("request {number} to '{name}', last {last}: {}", error.message));
+            }
+            Err(_) => one.counted.failed += 1,
+        }
+        if last {
+            call.answers = None;
+        } else if self.random.chance(6) {
+            call.reader.pauses = true;
+            let pause = self.random.below(3_000);
+            self.after(pause, Event::ReadEnsemble(number));
+        }
+        self.note(number as u64 + (1 << 32));
+        Ok(())
+    }
+
+    /// The ensembles have as many requests as clients that wait.
+    pub(super) fn check_ensembles(&self) -> Result<(), String> {
+        for (number, one) in self.ensembles.iter().enumerate() {
+            let open = self.open_at_ensembles.iter().map(|number| &self.ensemble_calls[*number]);
+            let waiting = open.filter(|call| call.ensemble == number && call.waits()).count();
+            if one.ensemble().in_flight() != waiting {
+                let in_flight = one.ensemble().in_flight();
+                return Err(format!("'{}' has {in_flight} requests, and {waiting} clients wait", one.name));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that nothing is left of ensembles when all requests are answered.
+    ///
+    /// # Errors
+    /// What is left, or does not agree.
+    pub(super) fn check_end_of_ensembles(&mut self) -> Result<(), String> {
+        self.check_ensembles()?;
+        for one in &self.ensembles {
+            let (name, counted) = (one.name, one.counted);
+            if let Some((step, taken)) = one.ensemble().places_taken().find(|(_, taken)| *taken > 0) {
+                return Err(format!("'{name}' has {taken} places of step '{}' in use", step.model));
+            }
+            let seen = statistics::of(&one.version.series).inference_stats;
+            let (succeeded, failed) = (seen.success.count, seen.fail.count);
+            let successes = counted.succeeded..=counted.succeeded + counted.cancelled;
+            if !successes.contains(&succeeded) || succeeded + failed != counted.sent {
+                return Err(format!("'{name}': {succeeded} successes and {failed} failures are counted: {counted:?}"));
+            }
+            self.coverage.ensembles.add(&counted);
+        }
+        Ok(())
+    }
+}
