@@ -41,10 +41,10 @@ pub(super) struct Call {
 
 /// The client of a stream.
 #[derive(Default)]
-pub(super) struct Reader {
+struct Reader {
     /// The number of responses that it has read.
-    pub(super) responses: u64,
-    pub(super) pauses: bool,
+    responses: u64,
+    pauses: bool,
 }
 
 /// What a client waits for.

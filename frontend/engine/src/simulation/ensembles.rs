@@ -18,7 +18,7 @@ use pharos::service::Streamed;
 use pharos::tensor::{DataType, Tensor};
 use pharos::timeline::Timeline;
 
-use super::calls::{Reader, Woken, is_refused, values_of};
+use super::calls::{Woken, is_refused, values_of};
 use super::models::{Counted, Model};
 use super::worker::{answer_to, responses_to};
 use super::world::{Event, World};
@@ -27,9 +27,9 @@ use crate::scheduler::{self, Answer, Driver};
 
 const TENSORS: &str = "max_batch_size: 2 input { name: 'IN' data_type: TYPE_UINT64 dims: 1 } output { name: 'OUT' data_type: TYPE_UINT64 dims: 1 }";
 
-/// Names and configurations: steps that follow each other, steps that run at the same time with a limit of requests, and a step for
-/// each response of another one.
-const CONFIGS: [(&str, &str); 3] = [
+/// Names and configurations: steps that follow each other, steps that run at the same time with a limit of requests, a step for each
+/// response of another one, and the same with a step that has several responses itself.
+const CONFIGS: [(&str, &str); 4] = [
     (
         "chain",
         "ensemble_scheduling { step [
@@ -47,6 +47,12 @@ const CONFIGS: [(&str, &str); 3] = [
         "ensemble_scheduling { step [
          { model_name: 'streamed' model_version: -1 input_map { key: 'IN' value: 'IN' } output_map { key: 'OUT' value: 'x' } },
          { model_name: 'plain' model_version: -1 input_map { key: 'IN' value: 'x' } output_map { key: 'OUT' value: 'OUT' } } ] }",
+    ),
+    (
+        "burst",
+        "ensemble_scheduling { step [
+         { model_name: 'streamed' model_version: -1 input_map { key: 'IN' value: 'IN' } output_map { key: 'OUT' value: 'x' } },
+         { model_name: 'streamed' model_version: -1 input_map { key: 'IN' value: 'x' } output_map { key: 'OUT' value: 'OUT' } } ] }",
     ),
 ];
 
@@ -258,13 +264,27 @@ impl SimulatedEnsemble {
         self.version.ensemble().expect("this is an ensemble")
     }
 
-    /// Returns the outputs for values, or those of a response of a stream.
-    fn expected(&self, values: &[u64], response: u64) -> Vec<Vec<u64>> {
-        let all = |to: fn(u64) -> u64| values.iter().map(|value| to(value + response)).collect();
+    /// Returns the outputs of all responses to values.
+    fn expected(&self, values: &[u64]) -> Vec<Outputs> {
+        let all = |to: &dyn Fn(u64) -> u64| values.iter().map(|value| to(*value)).collect::<Vec<_>>();
         match self.name {
-            "fork" => vec![all(answer_to), all(answer_to)],
-            _ => vec![all(|value| answer_to(answer_to(value)))],
+            "fork" => vec![vec![all(&answer_to), all(&answer_to)]],
+            "chain" => vec![vec![all(&|value| answer_to(answer_to(value)))]],
+            "stream" => {
+                (0..responses_to(values[0])).map(|n| vec![all(&|value| answer_to(answer_to(value + n)))]).collect()
+            }
+            _ => {
+                let inner = |n: u64| (0..responses_to(answer_to(values[0] + n))).map(move |m| (n, m));
+                let numbers = (0..responses_to(values[0])).flat_map(inner);
+                numbers.map(|(n, m)| vec![all(&|value| answer_to(answer_to(value + n) + m))]).collect()
+            }
         }
+    }
+
+    /// Returns whether responses come in the order of [`SimulatedEnsemble::expected`]. Steps at the same time that have several
+    /// responses each take turns.
+    fn is_in_order(&self) -> bool {
+        self.name != "burst"
     }
 }
 
@@ -302,9 +322,14 @@ pub(super) struct EnsembleCall {
     ensemble: usize,
     answers: Option<Answers>,
     woken: Arc<Woken>,
-    values: Vec<u64>,
-    reader: Reader,
+    /// The responses that have not come.
+    expected: Vec<Outputs>,
+    /// Whether its client reads no further responses for a time.
+    pauses: bool,
 }
+
+/// The values of each output of a response.
+type Outputs = Vec<Vec<u64>>;
 
 /// What the client waits for.
 enum Answers {
@@ -320,7 +345,7 @@ impl EnsembleCall {
 
     /// Its client no longer pauses.
     pub(super) fn read_on(&mut self) {
-        self.reader.pauses = false;
+        self.pauses = false;
         self.woken.set();
     }
 }
@@ -328,7 +353,12 @@ impl EnsembleCall {
 impl World {
     /// Sends a request to an ensemble, and plans the next one.
     pub(super) fn send_to_ensemble(&mut self, number: usize) {
-        let first = FIRST_VALUE + self.ensemble_calls.len() as u64 * DISTANCE;
+        // The number of responses depends on the value.
+        let mut first = FIRST_VALUE + self.ensemble_calls.len() as u64 * DISTANCE + self.random.below(4);
+        if self.ensembles[number].name == "burst" && responses_to(first) > 3 {
+            // Otherwise there would be thousands of responses.
+            first += 4;
+        }
         let rows = 1 + self.random.below(2);
         let values: Vec<u64> = (0..rows).map(|row| first + row * DISTANCE / 2).collect();
         let data: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
@@ -352,9 +382,15 @@ impl World {
             })),
         };
         self.ensembles[number].counted.sent += 1;
-        let (answers, reader) = (Some(answers), Reader::default());
+        let expected = self.ensembles[number].expected(&values);
         self.open_at_ensembles.push(self.ensemble_calls.len());
-        self.ensemble_calls.push(EnsembleCall { ensemble: number, answers, woken: Woken::new(), values, reader });
+        self.ensemble_calls.push(EnsembleCall {
+            ensemble: number,
+            answers: Some(answers),
+            woken: Woken::new(),
+            expected,
+            pauses: false,
+        });
         if self.random.chance(self.faults.cancel) {
             let after = self.random.below(12_000);
             self.after(after, Event::CancelEnsemble(self.ensemble_calls.len() - 1));
@@ -382,7 +418,7 @@ impl World {
         for at in 0..self.open_at_ensembles.len() {
             let number = self.open_at_ensembles[at];
             let call = &mut self.ensemble_calls[number];
-            if !call.waits() || call.reader.pauses || !call.woken.take() {
+            if !call.waits() || call.pauses || !call.woken.take() {
                 continue;
             }
             changed = true;
@@ -414,19 +450,19 @@ impl World {
         let one = &mut self.ensembles[call.ensemble];
         let name = one.name;
         if let (Ok(response), false) = (&answer, empty) {
-            let expected = one.expected(&call.values, call.reader.responses);
-            let got: Vec<Vec<u64>> = response.outputs.iter().map(|output| values_of(&output.tensor)).collect();
-            if got != expected {
-                return Err(format!("request {number} to '{name}' has the response {got:?}, not {expected:?}"));
-            }
-            call.reader.responses += 1;
+            let got: Outputs = response.outputs.iter().map(|output| values_of(&output.tensor)).collect();
+            let at = call.expected.iter().position(|expected| *expected == got);
+            let at = at.filter(|at| *at == 0 || !one.is_in_order());
+            let at = at.ok_or_else(|| {
+                format!("request {number} to '{name}' has the response {got:?}, not {:?}", call.expected.first())
+            })?;
+            call.expected.remove(at);
             self.coverage.ensemble_responses += 1;
         }
         match answer {
             Ok(_) if last => {
-                let expected = if one.version.config.decoupled { responses_to(call.values[0]) } else { 1 };
-                if call.reader.responses != expected {
-                    return Err(format!("request {number} to '{name}' ends after {} responses", call.reader.responses));
+                if !call.expected.is_empty() {
+                    return Err(format!("request {number} to '{name}' ends without {:?}", call.expected));
                 }
                 one.counted.succeeded += 1;
             }
@@ -439,7 +475,7 @@ impl World {
         if last {
             call.answers = None;
         } else if self.random.chance(6) {
-            call.reader.pauses = true;
+            call.pauses = true;
             let pause = self.random.below(3_000);
             self.after(pause, Event::ReadEnsemble(number));
         }
