@@ -6,11 +6,12 @@
 //! it sleeps, and from time to time while it is busy. Work that computes for long, or that may block, must leave for a blocking
 //! thread ([`crate::blocking`]), because it would delay all connections of its loop.
 
+mod mailbox;
+
 use std::cell::{Cell, RefCell};
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use pharos::yielding::Yielding;
@@ -19,6 +20,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::{clock, scheduling};
+pub use mailbox::Mailbox;
 
 /// The event loops of a process. Without any, connections are served by the runtime that accepts them. Cheap to clone.
 #[derive(Clone, Debug, Default)]
@@ -104,68 +106,6 @@ impl EventLoop {
     }
 }
 
-/// Work that other threads give to a loop. Cheap to clone.
-///
-/// Waking a task of another loop costs a system call each time, also if that loop is awake. A mailbox costs one only if the loop
-/// sleeps, and only one for all the work that waits.
-#[derive(Clone, Debug)]
-pub struct Mailbox(Arc<Inbox>);
-
-type Work = Box<dyn FnOnce() + Send>;
-
-struct Inbox {
-    handle: Handle,
-    /// Held to add or to take the work, not while it is done.
-    work: Mutex<Vec<Work>>,
-    /// Whether the loop must be woken.
-    sleeps: AtomicBool,
-}
-
-impl std::fmt::Debug for Inbox {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Inbox").field("sleeps", &self.sleeps).finish_non_exhaustive()
-    }
-}
-
-impl Mailbox {
-    /// Returns the mailbox of this thread's loop, if the thread has one.
-    pub fn of_this_thread() -> Option<Self> {
-        MAILBOX.with_borrow(Clone::clone)
-    }
-
-    /// Returns whether this thread's loop has the mailbox.
-    pub fn is_of_this_thread(&self) -> bool {
-        MAILBOX.with_borrow(|own| own.as_ref().is_some_and(|own| Arc::ptr_eq(&own.0, &self.0)))
-    }
-
-    /// Gives short work to the loop. Work from one thread is done in its order.
-    pub fn give(&self, work: impl FnOnce() + Send + 'static) {
-        self.0.work.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(work));
-        // Either the loop sees the work before it sleeps, or this sees that it sleeps: both under one total order.
-        if self.0.sleeps.swap(false, Ordering::SeqCst) {
-            self.0.handle.spawn(async {});
-        }
-    }
-
-    /// Does the waiting work.
-    fn empty(&self) {
-        // Exchanged for the list of the last time, so that adding work need not allocate another list.
-        let mut work = DONE_WORK.take();
-        std::mem::swap(&mut work, &mut *self.0.work.lock().unwrap_or_else(PoisonError::into_inner));
-        for one in work.drain(..) {
-            // A panic must not end the loop.
-            let _ = catch_unwind(AssertUnwindSafe(one));
-        }
-        DONE_WORK.set(work);
-    }
-
-    /// Asks to be woken. Returns `false` if work waits already.
-    fn sleep(&self) -> bool {
-        self.0.sleeps.store(true, Ordering::SeqCst);
-        self.0.work.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
-    }
-}
-
 /// Events that reach a loop through memory instead of a descriptor.
 pub trait Source: Send + Sync {
     /// Handles the waiting events. Returns whether there were any.
@@ -194,10 +134,6 @@ struct Polled {
 thread_local! {
     /// The sources of this thread's loop; `None` on other threads.
     static SOURCES: RefCell<Option<Vec<Polled>>> = const { RefCell::new(None) };
-    /// The mailbox of this thread's loop.
-    static MAILBOX: RefCell<Option<Mailbox>> = const { RefCell::new(None) };
-    /// The empty list of the mailbox's work that was done last.
-    static DONE_WORK: RefCell<Vec<Work>> = const { RefCell::new(Vec::new()) };
     /// The yields of this thread before it sleeps.
     static YIELDING: Cell<Yielding> = Cell::default();
     /// The reads since this thread's loop has looked for replies.
@@ -297,11 +233,9 @@ fn before_sleep() {
 
 /// Withdraws the requests for wake-ups.
 fn after_sleep() {
-    MAILBOX.with_borrow(|mailbox| {
-        if let Some(Mailbox(inbox)) = mailbox {
-            inbox.sleeps.store(false, Ordering::SeqCst);
-        }
-    });
+    if let Some(mailbox) = Mailbox::of_this_thread() {
+        mailbox.wake();
+    }
     SOURCES.with_borrow(|sources| sources.iter().flatten().for_each(|one| one.source.wake()));
 }
 
@@ -320,12 +254,11 @@ fn start(number: usize) -> io::Result<Loop> {
     builder.on_thread_start(scheduling::use_usual_slices);
     let runtime = builder.enable_all().thread_name(format!("blocking-{number}")).build()?;
     let (handle, (stop, stopped)) = (runtime.handle().clone(), oneshot::channel());
-    let inbox = Inbox { handle: handle.clone(), work: Mutex::default(), sleeps: AtomicBool::new(false) };
-    let mailbox = Mailbox(Arc::new(inbox));
+    let mailbox = Mailbox::new(handle.clone());
     thread::Builder::new().name(format!("loop-{number}")).spawn(move || {
         scheduling::shorten_slices(0);
         SOURCES.with_borrow_mut(|sources| *sources = Some(Vec::new()));
-        MAILBOX.set(Some(mailbox));
+        mailbox.belongs_to_this_thread();
         // Ends with an error when the sender is dropped.
         let _ = runtime.block_on(stopped);
         runtime.shutdown_background();
@@ -336,6 +269,7 @@ fn start(number: usize) -> io::Result<Loop> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
     use std::time::Duration;
 
     use super::*;
@@ -446,44 +380,6 @@ mod tests {
         });
         Builder::new_current_thread().build().unwrap().block_on(task).unwrap();
         assert_eq!(Arc::strong_count(&events), 1);
-    }
-
-    #[test]
-    fn a_mailbox_wakes_its_loop_and_keeps_the_order() {
-        let loops = EventLoops::start(2).unwrap();
-        let (a, b) = (loops.of_connection(), loops.of_connection());
-        let mailbox_of = |event_loop: &EventLoop| {
-            let mailbox = event_loop.spawn(async { Mailbox::of_this_thread() });
-            Builder::new_current_thread().build().unwrap().block_on(mailbox).unwrap().unwrap()
-        };
-        assert!(Mailbox::of_this_thread().is_none(), "this thread has no loop");
-        let (mailbox, thread) = (mailbox_of(&b), thread_of(&b));
-        assert!(!mailbox.is_of_this_thread());
-        let (done, waits) = std::sync::mpsc::channel();
-        // From another loop, which does not wait in between, and from here, where the loop has fallen asleep each time.
-        let (from_a, sender) = (mailbox.clone(), done.clone());
-        a.spawn(async move {
-            for number in 0..1000 {
-                let sender = sender.clone();
-                from_a.give(move || {
-                    sender.send((number, thread::current().name().unwrap_or_default().to_owned())).unwrap();
-                });
-            }
-        });
-        for number in 0..1000 {
-            assert_eq!(waits.recv().unwrap(), (number, thread.clone()));
-        }
-        for number in 0..100 {
-            let (sender, same) = (done.clone(), mailbox.clone());
-            mailbox.give(move || {
-                assert!(same.is_of_this_thread());
-                sender.send((number, String::new())).unwrap();
-            });
-            assert_eq!(waits.recv().unwrap().0, number);
-        }
-        mailbox.give(|| panic!("ends only this work"));
-        mailbox.give(move || done.send((0, String::new())).unwrap());
-        assert_eq!(waits.recv().unwrap().0, 0);
     }
 
     #[test]
