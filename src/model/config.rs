@@ -1,5 +1,6 @@
 //! The checked model configuration.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::hash::RandomState;
 
@@ -97,10 +98,10 @@ impl TensorSpec {
     }
 
     /// Converts a shape that a backend produced to the shape of the protocol: the inverse of [`TensorSpec::backend_shape`].
-    pub fn protocol_shape(&self, shape: &[i64], batching: bool) -> Vec<i64> {
+    pub fn protocol_shape<'a>(&self, shape: &'a [i64], batching: bool) -> Cow<'a, [i64]> {
         match &self.reshape {
-            Some(reshape) => remap(reshape, &self.dims, shape, batching),
-            None => shape.to_vec(),
+            Some(reshape) => remap(reshape, &self.dims, shape, batching).into(),
+            None => shape.into(),
         }
     }
 

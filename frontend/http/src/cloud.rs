@@ -6,6 +6,8 @@ mod models;
 mod sagemaker;
 mod vertex_ai;
 
+use std::convert::Infallible;
+
 use axum::body::Body;
 use axum::response::{IntoResponse as _, Response};
 use http::header::{ACCEPT_ENCODING, CONTENT_TYPE, HeaderValue};
@@ -64,11 +66,11 @@ impl<S: Service> Endpoints<S> {
 }
 
 impl<S: Service> Handle for Endpoints<S> {
-    async fn handle(self, request: Request<Body>) -> Response {
-        match self.platform {
+    async fn handle(self, request: Request<Body>) -> Result<Response, Infallible> {
+        Ok(match self.platform {
             Platform::SageMaker(sagemaker) => sagemaker.answer(self.dispatch, request).await,
             Platform::VertexAi(vertex_ai) => vertex_ai.answer(self.dispatch, &self.metrics, request).await,
-        }
+        })
     }
 }
 
@@ -109,7 +111,7 @@ async fn forward_as_v2<S: Service>(
     if let Some(length) = length {
         headers.insert(HEADER_LENGTH, length);
     }
-    let mut response = dispatch.handle(request).await;
+    let Ok(mut response) = dispatch.handle(request).await;
     if form.in_answers
         && let Some(length) = response.headers_mut().remove(HEADER_LENGTH)
     {

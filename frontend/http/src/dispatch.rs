@@ -1,5 +1,7 @@
 //! Dispatches requests to handlers. Plain inference requests, the hot path, skip the route table.
 
+use std::convert::Infallible;
+
 use axum::body::Body;
 use axum::response::Response;
 use http::{Method, Request};
@@ -31,7 +33,7 @@ impl<S: Service> Dispatch<S> {
 
 impl<S: Service> Handle for Dispatch<S> {
     /// Answers a request and logs it if request logging is enabled.
-    async fn handle(self, request: Request<Body>) -> Response {
+    async fn handle(self, request: Request<Body>) -> Result<Response, Infallible> {
         let logged = request_log::is_enabled()
             .then(|| (format!("{} {}", request.method(), request.uri()), self.edge().service.now()));
         let response = match plain_infer(&request) {
@@ -46,7 +48,7 @@ impl<S: Service> Handle for Dispatch<S> {
             let taken = self.edge().service.now().ns_since(began);
             request_log::answered("http", &what, response.status().as_u16(), taken);
         }
-        response
+        Ok(response)
     }
 }
 

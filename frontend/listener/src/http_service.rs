@@ -16,8 +16,9 @@ use crate::body_timeout::{BodyLimits, BoxError, LimitedBody};
 
 /// Answers the requests of an HTTP listener.
 pub trait Handle: Clone + Send + 'static {
-    /// Answers a request. The future is dropped if the client disconnects.
-    fn handle(self, request: Request<Body>) -> impl Future<Output = Response> + Send;
+    /// Answers a request. The future is dropped if the client disconnects. A `Result`, as a service needs: another future around
+    /// this one would be copied with it.
+    fn handle(self, request: Request<Body>) -> impl Future<Output = Result<Response, Infallible>> + Send;
 }
 
 /// A handler as the service of a listener.
@@ -51,7 +52,6 @@ where
         let chunked = request.headers().contains_key(TRANSFER_ENCODING);
         let limits = BodyLimits { idle_timeout: self.body_timeout, chunked };
         let request = request.map(|body| Body::new(LimitedBody::new(body, limits, |fault| Box::new(fault))));
-        let handler = self.handler.clone();
-        Box::pin(async move { Ok(handler.handle(request).await) })
+        Box::pin(self.handler.clone().handle(request))
     }
 }

@@ -129,8 +129,8 @@ impl<G: Gate> Routes<G> {
 }
 
 impl<G: Gate> Handle for Routes<G> {
-    async fn handle(self, request: Request<Body>) -> Response {
-        self.answer(request).await
+    async fn handle(self, request: Request<Body>) -> Result<Response, Infallible> {
+        Ok(self.answer(request).await)
     }
 }
 

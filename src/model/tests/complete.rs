@@ -114,8 +114,8 @@ fn an_onnx_model_without_configuration_is_completed() {
     assert_eq!(metadata.inputs[0], TensorMetadata { name: "image".to_owned(), datatype: "FP32", shape: vec![-1, 64] });
     // One label for each item: the protocol's shape is [-1,1], the model's tensor has no second dimension.
     assert_eq!(metadata.outputs[0].shape, [-1, 1]);
-    assert_eq!(config.outputs[0].protocol_shape(&[3], true), [3, 1]);
-    assert_eq!(config.outputs[1].protocol_shape(&[3, 10], true), [3, 10]);
+    assert_eq!(config.outputs[0].protocol_shape(&[3], true)[..], [3, 1]);
+    assert_eq!(config.outputs[1].protocol_shape(&[3, 10], true)[..], [3, 10]);
 }
 
 #[test]
@@ -471,7 +471,7 @@ fn shapes_are_converted_in_both_directions() {
         (spec(&[4], Some(&[2, 2])), false, &[4], &[2, 2]),
     ] {
         assert_eq!(spec.backend_shape(protocol, batching), backend);
-        assert_eq!(spec.protocol_shape(backend, batching), protocol);
+        assert_eq!(&spec.protocol_shape(backend, batching)[..], protocol);
     }
     assert_eq!(spec(&[1], Some(&[])).backend_shape(&[], true), [0i64; 0]);
 }

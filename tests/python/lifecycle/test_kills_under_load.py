@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.soak]
 
 
 class Client(threading.Thread):
-    """Sends requests until it is told to end, and checks each answer. `codes` counts them by model and code."""
+    """Sends requests until `ends` is set, and checks each answer. `codes` counts them by model and code."""
 
     def __init__(self, server: Server, seed: int, send):
         super().__init__()

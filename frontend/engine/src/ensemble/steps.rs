@@ -210,7 +210,7 @@ pub(super) fn response(
         let spec = config.outputs.get(position)?;
         let dims = spec.reshape.as_ref().unwrap_or(&spec.dims);
         let mut tensor = passed.into_tensor(dims, config.batches());
-        tensor.shape = spec.protocol_shape(&tensor.shape, config.batches());
+        tensor.shape = spec.protocol_shape(&tensor.shape, config.batches()).into_owned();
         Some(InferOutput { name: spec.name.clone(), tensor })
     });
     let outputs: Vec<InferOutput> = outputs.collect();

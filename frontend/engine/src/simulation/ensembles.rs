@@ -2,28 +2,26 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use pharos::ensemble::{self, Plan, Stages, Step};
-use pharos::error::InferError;
-use pharos::id::{CorrelationId, ModelVersion};
+use pharos::ensemble::{self, Plan, Stages};
+use pharos::id::ModelVersion;
 use pharos::infer::{InferInput, InferRequest};
-use pharos::metrics::cache::Cache;
 use pharos::metrics::record;
-use pharos::metrics::series::ModelSeries;
 use pharos::metrics::statistics;
-use pharos::model::{Completion, Draft, ModelConfig};
+use pharos::model::{Completion, Draft};
 use pharos::service::Streamed;
 use pharos::tensor::{DataType, Tensor};
 use pharos::timeline::Timeline;
 
-use super::calls::{Woken, is_refused, values_of};
-use super::models::{Counted, Model};
+use super::calls::{Woken, values_of};
+use super::models::Counted;
+use super::steps::{Kind, StepModel, Steps};
 use super::worker::{answer_to, responses_to};
 use super::world::{Event, World};
-use crate::ensemble::{Ensemble, Member, Members, ResponseSource, Responses, Target};
-use crate::scheduler::{self, Answer, Driver};
+use crate::ensemble::{Ensemble, Member, Members, Responses, Target};
+use crate::scheduler::Answer;
 
 const TENSORS: &str = "max_batch_size: 2 input { name: 'IN' data_type: TYPE_UINT64 dims: 1 } output { name: 'OUT' data_type: TYPE_UINT64 dims: 1 }";
 
@@ -60,197 +58,6 @@ const CONFIGS: [(&str, &str); 4] = [
 /// decoupled model has responses.
 const FIRST_VALUE: u64 = 1 << 40;
 const DISTANCE: u64 = 1 << 12;
-
-/// A model, or an ensemble, as ensembles see it.
-pub(super) struct StepModel {
-    model: ModelVersion,
-    config: Arc<ModelConfig>,
-    series: Arc<ModelSeries>,
-    kind: Kind,
-}
-
-enum Kind {
-    /// A model with its position in [`World::models`].
-    Model(usize, Arc<Driver>),
-    Ensemble(Ensemble),
-}
-
-impl Member for StepModel {
-    fn model(&self) -> &ModelVersion {
-        &self.model
-    }
-
-    fn config(&self) -> &Arc<ModelConfig> {
-        &self.config
-    }
-
-    fn series(&self) -> &Arc<ModelSeries> {
-        &self.series
-    }
-
-    fn ensemble(&self) -> Option<&Ensemble> {
-        match &self.kind {
-            Kind::Model(..) => None,
-            Kind::Ensemble(ensemble) => Some(ensemble),
-        }
-    }
-
-    fn accept(&self) -> Result<(), InferError> {
-        Ok(())
-    }
-}
-
-/// The models, and the requests of all steps.
-pub(super) struct Steps {
-    metrics: Arc<Cache>,
-    models: Vec<Arc<StepModel>>,
-    // Held for single entries.
-    requests: Mutex<Vec<StepRequest>>,
-    // Held for single entries.
-    counted: Mutex<Vec<Counted>>,
-}
-
-/// A request of a step.
-struct StepRequest {
-    model: usize,
-    values: Vec<u64>,
-    /// How often a process has received it.
-    executed: u32,
-    /// Whether it had a response, so that it must not be executed again.
-    answered: bool,
-}
-
-impl Steps {
-    /// Creates the book of the steps of all ensembles.
-    pub(super) fn new(metrics: &Arc<Cache>, models: &[Model]) -> Arc<Self> {
-        let counted = Mutex::new(vec![Counted::default(); models.len()]);
-        let models = models.iter().enumerate().map(|(number, model)| {
-            let (driver, config) = (model.driver.clone(), model.config.clone());
-            let (model, series) = (driver.model.clone(), driver.series.clone());
-            Arc::new(StepModel { model, config, series, kind: Kind::Model(number, driver) })
-        });
-        let models = models.collect();
-        Arc::new(Self { metrics: metrics.clone(), models, requests: Mutex::default(), counted })
-    }
-
-    /// Returns what the steps of all ensembles have seen of a model.
-    pub(super) fn counted(&self, model: usize) -> Counted {
-        self.counted.lock().unwrap()[model]
-    }
-
-    /// Records that a process has received a request. Returns how often it was received; `None` if no step has sent it.
-    ///
-    /// # Errors
-    /// It had a response before.
-    pub(super) fn received(&self, model: usize, values: &[u64]) -> Result<Option<u32>, ()> {
-        let mut requests = self.requests.lock().unwrap();
-        let found = requests.iter_mut().rfind(|request| request.model == model && request.values == values);
-        let Some(request) = found else { return Ok(None) };
-        request.executed += 1;
-        if request.answered { Err(()) } else { Ok(Some(request.executed)) }
-    }
-
-    /// Checks a request and begins to count it.
-    fn begin(self: &Arc<Self>, member: &StepModel, request: &mut InferRequest) -> (Counting, Arc<Driver>) {
-        let Kind::Model(model, driver) = &member.kind else { panic!("steps of these ensembles are models") };
-        let values = values_of(&request.inputs[0].tensor);
-        self.counted.lock().unwrap()[*model].sent += 1;
-        let mut requests = self.requests.lock().unwrap();
-        requests.push(StepRequest { model: *model, values, executed: 0, answered: false });
-        (Counting { steps: self.clone(), model: *model, number: requests.len() - 1, ended: false }, driver.clone())
-    }
-}
-
-/// Counts the end of a step's request; as cancelled if dropped before.
-struct Counting {
-    steps: Arc<Steps>,
-    model: usize,
-    number: usize,
-    ended: bool,
-}
-
-impl Counting {
-    fn answered(&self) {
-        self.steps.requests.lock().unwrap()[self.number].answered = true;
-    }
-
-    fn ended(&mut self, answer: &Answer) {
-        self.ended = true;
-        let counted = &mut self.steps.counted.lock().unwrap()[self.model];
-        match answer {
-            Ok(_) => counted.succeeded += 1,
-            Err(error) if is_refused(error) => counted.refused += 1,
-            Err(_) => counted.failed += 1,
-        }
-    }
-}
-
-impl Drop for Counting {
-    fn drop(&mut self) {
-        if !self.ended {
-            self.steps.counted.lock().unwrap()[self.model].cancelled += 1;
-        }
-    }
-}
-
-/// The responses of a decoupled step.
-pub(super) struct StepResponses {
-    responses: scheduler::Responses,
-    counting: Counting,
-}
-
-impl ResponseSource for StepResponses {
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>> {
-        let next = self.responses.poll_next(cx);
-        if let Poll::Ready(Some(streamed)) = &next {
-            if streamed.answer.is_ok() && !streamed.empty {
-                self.counting.answered();
-            }
-            if streamed.last {
-                self.counting.ended(&streamed.answer);
-            }
-        }
-        next
-    }
-}
-
-impl Members for Steps {
-    type Member = StepModel;
-    type Responses = StepResponses;
-
-    fn metrics(&self) -> &Cache {
-        &self.metrics
-    }
-
-    fn member(&self, step: &Step) -> Result<Arc<StepModel>, InferError> {
-        Ok(self.models.iter().find(|member| *member.model.name == *step.model).expect("a known model").clone())
-    }
-
-    fn with_sequence(&self, _: &Step, _: &CorrelationId) -> Option<Arc<StepModel>> {
-        None
-    }
-
-    async fn infer(self: &Arc<Self>, member: &Arc<StepModel>, mut request: Box<InferRequest>) -> Answer {
-        let checked = member.config.check(&mut request)?;
-        let (mut counting, driver) = self.begin(member, &mut request);
-        let answer = driver.infer(request, checked).await;
-        if answer.is_ok() {
-            counting.answered();
-        }
-        counting.ended(&answer);
-        answer
-    }
-
-    fn stream(
-        self: &Arc<Self>,
-        member: &Arc<StepModel>,
-        mut request: InferRequest,
-    ) -> Result<StepResponses, InferError> {
-        let checked = member.config.check(&mut request)?;
-        let (counting, driver) = self.begin(member, &mut request);
-        Ok(StepResponses { responses: driver.stream(request, checked), counting })
-    }
-}
 
 /// An ensemble with its requests.
 pub(super) struct SimulatedEnsemble {
@@ -303,10 +110,10 @@ fn ensemble(steps: &Steps, name: &'static str, text: &str) -> SimulatedEnsemble 
     let stages = Stages::new(name, &plan, &decoupled).unwrap();
     let config = Arc::new(config.with_decoupled(stages.is_decoupled()).unwrap());
     let model = ModelVersion::new(name, 1);
-    let series = steps.metrics.model_loaded(&model, &[]);
-    record::ensemble_loaded(&steps.metrics, &series, plan.steps().iter().map(|step| step.model.as_str()));
+    let series = steps.metrics().model_loaded(&model, &[]);
+    record::ensemble_loaded(steps.metrics(), &series, plan.steps().iter().map(|step| step.model.as_str()));
     if config.decoupled {
-        steps.metrics.model_decoupled(&series);
+        steps.metrics().model_decoupled(&series);
     }
     let limit = if name == "fork" { 2 } else { 0 };
     let kind = Kind::Ensemble(Ensemble::new(plan, stages, limit, None));

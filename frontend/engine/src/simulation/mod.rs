@@ -8,6 +8,7 @@ mod checks;
 mod ensembles;
 mod models;
 mod processes;
+mod steps;
 mod worker;
 mod world;
 

@@ -12,8 +12,9 @@ use pharos::supervisor::Action;
 use pharos::timeline::Instant;
 
 use super::calls::{Call, Sequence};
-use super::ensembles::{self, EnsembleCall, SimulatedEnsemble, Steps};
+use super::ensembles::{self, EnsembleCall, SimulatedEnsemble};
 use super::models::{self, Counted, Instance, Model, Shared, UNITS};
+use super::steps::Steps;
 use super::worker::Worker;
 use crate::cache::{Backend, ResponseCache, Settings as CacheSettings};
 use crate::scheduler::{Limits, Timer};

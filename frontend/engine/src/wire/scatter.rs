@@ -1,6 +1,7 @@
 //! Splits a batch's outputs into responses: views of the worker's output arena, without copies.
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -20,11 +21,11 @@ use super::{Link, Part};
 struct BatchOutput<'a> {
     name: &'a str,
     datatype: DataType,
-    shapes: Shapes,
+    shapes: Shapes<'a>,
     /// The bytes; empty if the worker has written them into the client's memory.
     data: Bytes,
     in_client_memory: bool,
-    ends: Vec<usize>,
+    ends: Ends,
     /// The requests that the output is for; empty for all.
     requests: &'a [u32],
     mismatch: Option<Mismatch>,
@@ -49,25 +50,43 @@ pub(crate) struct Scattered {
 }
 
 /// The shapes of the requests' parts of an output.
-enum Shapes {
+enum Shapes<'a> {
     /// The shape of the whole batch, as clients see it; with `rows_first`, its first dimension is replaced by the request's rows.
-    Batch { shape: Vec<i64>, rows_first: bool },
+    Batch { shape: Cow<'a, [i64]>, rows_first: bool },
     /// One shape for each request.
     Each(Vec<Vec<i64>>),
 }
 
-impl Shapes {
-    /// Takes the shape for the request at `index`, which has `rows` rows. `last` if no other shape is taken later.
-    fn take(&mut self, index: usize, rows: u64, last: bool) -> Vec<i64> {
+impl Shapes<'_> {
+    /// Returns the shape for the request at `index`, which has `rows` rows.
+    fn of(&self, index: usize, rows: u64) -> Vec<i64> {
         match self {
-            Self::Each(shapes) => shapes.get_mut(index).map(std::mem::take).unwrap_or_default(),
+            Self::Each(shapes) => shapes.get(index).cloned().unwrap_or_default(),
             Self::Batch { shape, rows_first } => {
-                let mut shape = if last { std::mem::take(shape) } else { shape.clone() };
+                let mut shape = shape.to_vec();
                 if *rows_first && let Some(first) = shape.first_mut() {
                     *first = i64::try_from(rows).unwrap_or(i64::MAX);
                 }
                 shape
             }
+        }
+    }
+}
+
+/// Where the bytes of the requests end in an output.
+enum Ends {
+    /// All bytes are those of the only request.
+    Whole(usize),
+    /// One end for each request.
+    Each(Vec<usize>),
+}
+
+impl Ends {
+    /// Returns the range of the request at `index`.
+    fn range(&self, index: usize) -> Range<usize> {
+        match self {
+            Self::Whole(end) => 0..*end,
+            Self::Each(ends) => index.checked_sub(1).map_or(0, |before| ends[before])..ends[index],
         }
     }
 }
@@ -93,7 +112,7 @@ impl Link {
             taken.into_iter().map(|(block, data)| batch_output(config, &part_of(config, parts, block)?, block, data));
         let mut outputs = outputs.collect::<Result<Vec<_>, _>>()?;
         let mismatches = outputs.iter_mut().filter_map(|output| output.mismatch.take()).collect();
-        let response = |(index, part): (usize, &Arc<Part>)| response(config, version, part, (index, &mut outputs));
+        let response = |(index, part): (usize, &Arc<Part>)| response(config, version, part, (index, &outputs));
         Ok(Scattered { responses: parts.iter().enumerate().map(response).collect(), mismatches })
     }
 }
@@ -187,19 +206,19 @@ fn batch_output<'a>(
 }
 
 /// The parts of an output for the requests of its batch.
-struct Split {
-    shapes: Shapes,
+struct Split<'a> {
+    shapes: Shapes<'a>,
     data: Bytes,
-    ends: Vec<usize>,
+    ends: Ends,
 }
 
 /// Splits an output whose rows belong to consecutive requests.
-fn cut_by_rows(
+fn cut_by_rows<'a>(
     config: &ModelConfig,
     parts: &[Arc<Part>],
-    (block, shape): (&OutputBlock, Vec<i64>),
+    (block, shape): (&OutputBlock, Cow<'a, [i64]>),
     data: Bytes,
-) -> Result<Split, String> {
+) -> Result<Split<'a>, String> {
     // A single request gets all of it, whatever its shape.
     let batching = config.max_batch_size > 0 && parts.len() != 1;
     let rows_of: Cow<'_, [u64]> = match parts {
@@ -208,18 +227,24 @@ fn cut_by_rows(
         _ => vec![1; parts.len()].into(),
     };
     let ends = match byte_size(block.datatype, &shape) {
-        Some(size) if size == block.len => fixed_ends(data.len(), &rows_of),
+        Some(size) if size == block.len && parts.len() == 1 => Ends::Whole(data.len()),
+        Some(size) if size == block.len => Ends::Each(fixed_ends(data.len(), &rows_of)),
         Some(size) => return Err(format!("has {} bytes, but its shape {shape:?} needs {size}", block.len)),
         None => {
             let elements = element_count(&shape).ok_or_else(|| format!("has shape {shape:?}"))?;
-            text_ends(&data, elements, &rows_of).ok_or_else(|| format!("does not hold {elements} BYTES elements"))?
+            let ends = text_ends(&data, elements, &rows_of);
+            Ends::Each(ends.ok_or_else(|| format!("does not hold {elements} BYTES elements"))?)
         }
     };
     Ok(Split { shapes: Shapes::Batch { shape, rows_first: batching }, data, ends })
 }
 
 /// Checks an output that is in the memory of the only client that it is for.
-fn placed(parts: &[Arc<Part>], (block, shape): (&OutputBlock, Vec<i64>), name: &str) -> Result<Split, String> {
+fn placed<'a>(
+    parts: &[Arc<Part>],
+    (block, shape): (&OutputBlock, Cow<'a, [i64]>),
+    name: &str,
+) -> Result<Split<'a>, String> {
     let region = parts.iter().filter_map(|part| region_of(part, name));
     let room: Vec<u64> = region.map(|slice| slice.len).collect();
     if parts.len() != 1 || room.first().is_none_or(|room| block.len > *room) {
@@ -229,7 +254,7 @@ fn placed(parts: &[Arc<Part>], (block, shape): (&OutputBlock, Vec<i64>), name: &
     if byte_size(block.datatype, &shape).is_some_and(|size| size != block.len) {
         return Err(format!("has {} bytes and shape {shape:?} for a batch of {rows}", block.len));
     }
-    let ends = vec![usize::try_from(block.len).unwrap_or(usize::MAX)];
+    let ends = Ends::Whole(usize::try_from(block.len).unwrap_or(usize::MAX));
     Ok(Split { shapes: Shapes::Batch { shape, rows_first: false }, data: Bytes::new(), ends })
 }
 
@@ -245,7 +270,7 @@ fn scattered(
     parts: &[Arc<Part>],
     (block, source): (&OutputBlock, usize),
     data: Bytes,
-) -> Result<Split, String> {
+) -> Result<Split<'static>, String> {
     let source = config.inputs.get(source).map_or("", |spec| spec.name.as_str());
     let shape = |part: &Arc<Part>| {
         let input = part.request.inputs.iter().find(|input| input.name == source)?;
@@ -268,24 +293,23 @@ fn scattered(
             text_ends(&data, elements, &counts).ok_or_else(|| format!("does not hold {elements} BYTES elements"))?
         }
     };
-    Ok(Split { shapes: Shapes::Each(shapes), data, ends })
+    Ok(Split { shapes: Shapes::Each(shapes), data, ends: Ends::Each(ends) })
 }
 
-/// Returns the response to the request at `index` of the batch. Called once for each request, in batch order.
+/// Returns the response to the request at `index` of the batch.
 fn response(
     config: &ModelConfig,
     version: u64,
     part: &Part,
-    (index, outputs): (usize, &mut [BatchOutput<'_>]),
+    (index, outputs): (usize, &[BatchOutput<'_>]),
 ) -> InferResponse {
-    let view = |output: &mut BatchOutput<'_>, index: usize| {
-        let last = index + 1 == output.ends.len();
-        let start = index.checked_sub(1).map_or(0, |before| output.ends[before]);
-        let shape = output.shapes.take(index, part.checked.batch_size, last);
+    let view = |output: &BatchOutput<'_>, index: usize| {
+        let range = output.ends.range(index);
+        let shape = output.shapes.of(index, part.checked.batch_size);
         let data = match region_of(part, output.name) {
-            Some(slice) => slice.first((output.ends[index] - start) as u64).into(),
+            Some(slice) => slice.first(range.len() as u64).into(),
             None if output.in_client_memory => Data::new(),
-            None => output.data.slice(start..output.ends[index]).into(),
+            None => output.data.slice(range).into(),
         };
         InferOutput { name: output.name.to_owned(), tensor: Tensor { datatype: output.datatype, shape, data } }
     };
@@ -293,7 +317,7 @@ fn response(
     let wanted = |name: &str| asked.is_empty() || asked.iter().any(|output| output.name == name);
     // In the model's order, whatever the requested order, as in Triton; clients look outputs up by name.
     let chosen = config.outputs.iter().filter(|spec| wanted(&spec.name)).filter_map(|spec| {
-        let mut named = outputs.iter_mut().filter(|output| output.name == spec.name);
+        let mut named = outputs.iter().filter(|output| output.name == spec.name);
         named.find_map(|output| output.place(index).map(|place| view(output, place)))
     });
     InferResponse {
@@ -347,8 +371,8 @@ mod tests {
         };
         let made = |block, data| output(&config, &parts, block, data).unwrap();
         let blocks = [block(&[0, 2], &[2, 2], 0), block(&[1], &[1, 3], 64)];
-        let mut outputs = [made(&blocks[0], &[1, 2, 3, 4]), made(&blocks[1], &[5, 6, 7])];
-        let answers = parts.iter().enumerate().map(|(at, part)| response(&config, 1, part, (at, &mut outputs)));
+        let outputs = [made(&blocks[0], &[1, 2, 3, 4]), made(&blocks[1], &[5, 6, 7])];
+        let answers = parts.iter().enumerate().map(|(at, part)| response(&config, 1, part, (at, &outputs)));
         let answers: Vec<_> = answers.map(|answer| (answer.id, answer.outputs[0].tensor.clone())).collect();
         let expected =
             [("a", vec![1, 2], vec![1u8, 2]), ("b", vec![1, 3], vec![5, 6, 7]), ("c", vec![1, 2], vec![3, 4])];
@@ -389,9 +413,9 @@ mod tests {
         };
         let made = |block, data| output(&config, &parts, block, data).unwrap();
         let blocks = [block(&[1], 2, true), block(&[0, 2], 2, false)];
-        let mut outputs = [made(&blocks[0], &[]), made(&blocks[1], &[1, 2, 3, 4])];
-        let mut tensor = |at: usize| {
-            let answer = response(&config, 1, &parts[at], (at, &mut outputs));
+        let outputs = [made(&blocks[0], &[]), made(&blocks[1], &[1, 2, 3, 4])];
+        let tensor = |at: usize| {
+            let answer = response(&config, 1, &parts[at], (at, &outputs));
             (answer.outputs[0].tensor.shape.clone(), answer.outputs[0].tensor.data.clone())
         };
         assert_eq!(tensor(0), (vec![1, 2], vec![1u8, 2].into()));

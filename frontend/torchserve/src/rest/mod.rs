@@ -11,6 +11,7 @@ mod predict;
 mod streaming;
 mod v2;
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -117,7 +118,7 @@ impl RequestHead {
 }
 
 impl<S: Management> Handle for Port<S> {
-    async fn handle(self, request: Request<Body>) -> Response {
+    async fn handle(self, request: Request<Body>) -> Result<Response, Infallible> {
         let (parts, body) = request.into_parts();
         let head = RequestHead {
             extensions: parts.extensions,
@@ -139,7 +140,7 @@ impl<S: Management> Handle for Port<S> {
         };
         answer::finish(&mut response, &head, &self.shared.settings.cors);
         Self::log(&head, response.status().as_u16());
-        response
+        Ok(response)
     }
 }
 
