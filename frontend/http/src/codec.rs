@@ -123,7 +123,8 @@ pub fn decode(head: Head, body: impl Into<Data>, limit: u64) -> Result<Decoded, 
 /// INVALID_ARG if an output cannot be represented in JSON, INTERNAL if its bytes do not match its shape.
 pub fn encode(response: InferResponse, form: &AnswerForm) -> Result<Encoded, InferError> {
     let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
-    let mut head = Vec::with_capacity(HEAD_SIZE + size.min(SMALL));
+    let behind = if size <= SMALL { size } else { 0 };
+    let mut head = Vec::with_capacity(HEAD_SIZE + behind);
     super::render::render(&response, |output| form.is_binary(output), &mut head)?;
     let outputs = response.outputs.into_iter();
     let blobs = outputs.filter(|output| form.is_binary(&output.name) && output.tensor.data.bytes_here() > 0);

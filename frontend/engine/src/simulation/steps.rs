@@ -26,7 +26,7 @@ pub(super) struct StepModel {
 }
 
 pub(super) enum Kind {
-    /// A model with its position in [`World::models`].
+    /// A model with its position among the models of the simulation.
     Model(usize, Arc<Driver>),
     Ensemble(Ensemble),
 }
@@ -60,9 +60,9 @@ impl Member for StepModel {
 pub(super) struct Steps {
     metrics: Arc<Cache>,
     models: Vec<Arc<StepModel>>,
-    // Held for single entries.
+    // Held to add, find or change one request.
     requests: Mutex<Vec<StepRequest>>,
-    // Held for single entries.
+    // Held to read or change the counts of one model.
     counted: Mutex<Vec<Counted>>,
 }
 
@@ -77,7 +77,7 @@ struct StepRequest {
 }
 
 impl Steps {
-    /// Creates the book of the steps of all ensembles.
+    /// Lets steps use these models.
     pub(super) fn new(metrics: &Arc<Cache>, models: &[Model]) -> Arc<Self> {
         let counted = Mutex::new(vec![Counted::default(); models.len()]);
         let models = models.iter().enumerate().map(|(number, model)| {
@@ -106,7 +106,7 @@ impl Steps {
         if request.answered { Err(()) } else { Ok(Some(request.executed)) }
     }
 
-    /// Checks a request and begins to count it.
+    /// Begins to count a request. Returns the driver that executes it.
     fn begin(self: &Arc<Self>, member: &StepModel, request: &mut InferRequest) -> (Counting, Arc<Driver>) {
         let Kind::Model(model, driver) = &member.kind else { panic!("steps of these ensembles are models") };
         let values = values_of(&request.inputs[0].tensor);
