@@ -23,7 +23,7 @@ use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::cache::Cache;
 use pharos::metrics::record::{self, EnsembleDone};
 use pharos::metrics::series::ModelSeries;
-use pharos::model::{Checked, ModelConfig};
+use pharos::model::{Checked, ModelConfig, Scheduling};
 use pharos::request_trace::Traced;
 use pharos::timeline::{Instant, Timeline};
 
@@ -111,8 +111,12 @@ pub(crate) struct Ensemble {
 }
 
 impl Ensemble {
-    /// Creates an ensemble whose steps run at most `limit` requests each at a time; 0 means no limit.
-    pub(crate) fn new(plan: Plan, stages: Stages, limit: u32, cache: Option<ModelCache>) -> Self {
+    /// Creates the ensemble of a plan, with the limit of concurrent requests of each step in its configuration.
+    pub(crate) fn new(plan: Plan, stages: Stages, config: &ModelConfig, cache: Option<ModelCache>) -> Self {
+        let limit = match &config.scheduling {
+            Scheduling::Ensemble { max_inflight_requests, .. } => *max_inflight_requests,
+            _ => 0,
+        };
         let slots = Slots::new(plan.steps().len(), limit);
         Self { plan: Arc::new(plan), stages: Arc::new(stages), slots, cache, in_flight: Arc::default() }
     }

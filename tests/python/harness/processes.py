@@ -26,6 +26,11 @@ def held(server, *models: str):
                 os.kill(pid, signal.SIGCONT)
 
 
+def sleeps(task: Path) -> int:
+    """Returns how often a thread has gone to sleep, or the first thread of a process. `task` is its folder in `/proc`."""
+    return int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", (task / "status").read_text(), re.M)[1])
+
+
 def mapped(pid: int, *kinds: str) -> int:
     """Returns the bytes of these kinds of memory of a process, for example `Rss`; see proc_pid_smaps(5)."""
     lines = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])

@@ -1,5 +1,6 @@
 """Workers are killed at random moments under load, as fast as they restart. `make soak` kills 10,000; it prints its measurements."""
 
+import contextlib
 import json
 import os
 import random
@@ -14,7 +15,7 @@ import tritonclient.grpc
 
 from harness.connections import connect, post, read_response
 from harness.models import copy_models
-from harness.server import EXAMPLES, MODELS, Server, alive, total
+from harness.server import EXAMPLES, MODELS, Server, total
 from harness.waiting import DEADLINE_S, every, eventually, pause_as_client
 
 KILLS = 10_000 if os.environ.get("PHAROS_SOAK_S") else 100
@@ -37,7 +38,7 @@ class Client(threading.Thread):
     def __init__(self, server: Server, seed: int, send):
         super().__init__()
         self.server, self.random, self.send = server, random.Random(seed), send
-        self.ends, self.codes, self.longest_s, self.failure = False, Counter(), 0.0, None
+        self.ends, self.codes, self.longest_s, self.error = False, Counter(), 0.0, None
 
     def run(self):
         try:
@@ -47,7 +48,7 @@ class Client(threading.Thread):
                 self.codes[ask()] += 1
                 self.longest_s = max(self.longest_s, time.monotonic() - begun)
         except Exception as error:  # shown by the test
-            self.failure = error
+            self.error = error
 
 
 def json_client(client: Client):
@@ -83,7 +84,10 @@ def binary_client(client: Client):
         data = client.random.randbytes(SIZE)
         connection.sendall(post(f"/v2/models/{model}/infer", head + data, f"Inference-Header-Content-Length: {len(head)}"))
         status, body = read_response(connection)
-        assert body[-SIZE:] == data if status == 200 else json.loads(body)["error"]
+        if status == 200:
+            assert body[-SIZE:] == data
+        else:
+            assert json.loads(body)["error"], body
         return model, status
 
     return ask
@@ -121,15 +125,13 @@ def put_models(folder):
 
 def kill_workers(server: Server, dice: random.Random) -> int:
     """Kills a fifth of the living workers, each after a short time. Returns how many."""
-    living = [pid for pid in server.workers() if alive(pid)]
-    victims = dice.sample(living, max(1, len(living) // 5)) if living else []
-    for pid in victims:
+    living, killed = sorted(server.workers()), 0
+    for pid in dice.sample(living, -(-len(living) // 5)):
         pause_as_client(dice.random() * 0.01)
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-    return len(victims)
+            killed += 1
+    return killed
 
 
 def descriptors(server: Server) -> int:
@@ -137,9 +139,9 @@ def descriptors(server: Server) -> int:
     return len(os.listdir(f"/proc/{server.process.pid}/fd"))
 
 
-def ready_workers(server: Server) -> bool:
+def has_all_workers(server: Server) -> bool:
     """Returns whether all instances have living workers."""
-    return sum(alive(pid) for pid in server.workers()) == sum(INSTANCES.values())
+    return len(server.workers()) == sum(INSTANCES.values())
 
 
 def test_every_request_is_answered_once_while_workers_are_killed(tmp_path):
@@ -147,7 +149,7 @@ def test_every_request_is_answered_once_while_workers_are_killed(tmp_path):
     dice, kills, last = random.Random(SEED), 0, {}
     flags = ["--worker-max-backoff-secs=1"]
     with Server(tmp_path, [put_models(tmp_path / "models")], flags) as server:
-        eventually("all workers are there", lambda: ready_workers(server))
+        eventually("all workers are there", lambda: has_all_workers(server))
         before = descriptors(server)
         makers = [json_client, json_client, json_client, binary_client, binary_client, grpc_client]
         clients = [Client(server, SEED + number, maker) for number, maker in enumerate(makers)]
@@ -157,16 +159,16 @@ def test_every_request_is_answered_once_while_workers_are_killed(tmp_path):
         for _ in every(0.02, KILLS):
             kills += kill_workers(server, dice)
             last = not_backwards(last, server)
-            if kills >= KILLS or any(client.failure for client in clients):
+            if kills >= KILLS or any(client.error for client in clients):
                 break
         for client in clients:
             client.ends = True
         for client in clients:
             client.join(DEADLINE_S)
             assert not client.is_alive(), "a request is not answered"
-            assert client.failure is None, client.failure
+            assert client.error is None, f"a client has failed: {client.error!r}"
         took, codes = time.monotonic() - begun, sum((client.codes for client in clients), Counter())
-        eventually("all workers are there again", lambda: ready_workers(server))
+        eventually("all workers are there again", lambda: has_all_workers(server))
         metrics = server.scrape()
         for model in INSTANCES:
             answered = {code: count for (name, code), count in codes.items() if name == model}

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from harness.inference import ROW, one, simple
-from harness.processes import held
+from harness.processes import held, sleeps
 from harness.server import EXAMPLES, total
 from harness.statistics import until_dispatched, until_received
 from harness.waiting import DEADLINE_S, eventually, holds_for, run_for, settled
@@ -447,7 +447,7 @@ def switches(server) -> int:
     """Returns how often the writer thread has gone to sleep."""
     for task in Path(f"/proc/{server.process.pid}/task").iterdir():
         if (task / "comm").read_text().strip() == "tslog":
-            return int(re.search(r"voluntary_ctxt_switches:\s+(\d+)", (task / "status").read_text())[1])
+            return sleeps(task)
     raise AssertionError("no thread tslog")
 
 

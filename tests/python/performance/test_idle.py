@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.processes import sleeps
 from harness.server import EXAMPLES, Server
 from harness.waiting import run_for
 
@@ -16,8 +17,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.slow]
 
 def switches(pid: int) -> int:
     """Returns how often the threads of a process have gone to sleep."""
-    statuses = [(task / "status").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
-    return sum(int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0]) for status in statuses)
+    return sum(sleeps(task) for task in Path(f"/proc/{pid}/task").iterdir())
 
 
 def test_idle_instances_wake_the_server_together(tmp_path):

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from harness.inference import simple
+from harness.processes import sleeps
 from harness.server import EXAMPLES
 from harness.waiting import DEADLINE_S, eventually, run_for
 
 REQUESTS = 200
 
 
-def sleeps(server) -> int:
+def sleeps_of_worker(server) -> int:
     """Returns how often the only worker has gone to sleep so far."""
     (worker,) = server.workers()
-    status = Path(f"/proc/{worker}/status").read_text()
-    return int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
+    return sleeps(Path(f"/proc/{worker}"))
 
 
 def processor_time_s(server) -> float:
@@ -31,14 +31,14 @@ def processor_time_s(server) -> float:
 def sleeps_per_request(server) -> float:
     """Sends requests one after the other over one connection."""
     connection = http.client.HTTPConnection(server.http, timeout=DEADLINE_S)
-    body, before = json.dumps(simple()), sleeps(server)
+    body, before = json.dumps(simple()), sleeps_of_worker(server)
     for _ in range(REQUESTS):
         connection.request("POST", "/v2/models/simple/infer", body)
         response = connection.getresponse()
         assert response.status == 200, response.read()
         response.read()
     connection.close()
-    return (sleeps(server) - before) / REQUESTS
+    return (sleeps_of_worker(server) - before) / REQUESTS
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use pharos::ensemble::{self, Dependencies, Plan, Stages};
 use pharos::id::ModelVersion;
 use pharos::metrics::record;
-use pharos::model::{ModelConfig, Scheduling};
+use pharos::model::ModelConfig;
 use pharos::repository::{DUPLICATE, States};
 
 use super::Loader;
@@ -60,7 +60,7 @@ impl Loader {
             self.cache().model_decoupled(&series);
         }
         let steps = members.iter().map(|member| Arc::downgrade(&member.executor)).collect();
-        let ensemble = Ensemble::new(plan, stages, limit(config), cache);
+        let ensemble = Ensemble::new(plan, stages, config, cache);
         Ok(Serving {
             model,
             config: Arc::new(config.clone()),
@@ -110,14 +110,6 @@ impl Loader {
             }
         }
         all
-    }
-}
-
-/// Returns the limit of concurrent requests of each step; 0 for no limit.
-fn limit(config: &ModelConfig) -> u32 {
-    match &config.scheduling {
-        Scheduling::Ensemble { max_inflight_requests, .. } => *max_inflight_requests,
-        _ => 0,
     }
 }
 

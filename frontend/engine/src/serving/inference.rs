@@ -16,19 +16,10 @@ use crate::ensemble::{self, Ensemble, Member, Members, Target};
 use crate::scheduler::Answer;
 
 impl ModelTable {
-    /// Checks, executes and records a request to a ready model. Dropping the future cancels the request.
+    /// Executes and records a request to a ready model that [`Serving::admit`] has checked. Dropping the future cancels the request.
     ///
     /// # Errors
-    /// The request is invalid, the queue refuses it, or the backend fails.
-    pub(crate) async fn infer(self: &Arc<Self>, serving: &Arc<Serving>, mut request: Box<InferRequest>) -> Answer {
-        let admitted = serving.admit(&mut request)?;
-        self.execute(serving, request, admitted).await
-    }
-
-    /// Executes a request that [`Serving::admit`] has checked.
-    ///
-    /// # Errors
-    /// As [`ModelTable::infer`].
+    /// The queue refuses the request, or the backend fails.
     pub(crate) async fn execute(
         self: &Arc<Self>,
         serving: &Arc<Serving>,
@@ -106,8 +97,9 @@ impl Members for ModelTable {
         self.snapshot().with_sequence(&step.model, &requested_version(step), id)
     }
 
-    async fn infer(self: &Arc<Self>, member: &Arc<Serving>, request: Box<InferRequest>) -> Answer {
-        Self::infer(self, member, request).await
+    async fn infer(self: &Arc<Self>, member: &Arc<Serving>, mut request: Box<InferRequest>) -> Answer {
+        let admitted = member.admit(&mut request)?;
+        self.execute(member, request, admitted).await
     }
 
     fn stream(self: &Arc<Self>, member: &Arc<Serving>, mut request: InferRequest) -> Result<Responses, InferError> {

@@ -10,7 +10,7 @@ use pharos::metrics::statistics;
 use super::models::{Counted, Instance, QUEUE_DELAY_US};
 use super::world::World;
 
-/// How often counters are compared with their values before, in steps.
+/// How often counters are compared with their values before, in moments.
 const COUNTERS_EVERY: u64 = 400;
 
 impl World {

@@ -115,8 +115,7 @@ fn ensemble(steps: &Steps, name: &'static str, text: &str) -> SimulatedEnsemble 
     if config.decoupled {
         steps.metrics().model_decoupled(&series);
     }
-    let limit = if name == "fork" { 2 } else { 0 };
-    let kind = Kind::Ensemble(Ensemble::new(plan, stages, limit, None));
+    let kind = Kind::Ensemble(Ensemble::new(plan, stages, &config, None));
     SimulatedEnsemble {
         name,
         version: Arc::new(StepModel { model, config, series, kind }),

@@ -50,9 +50,11 @@ pub(super) enum Event {
     Cancel(usize),
     /// A client reads further responses.
     Read(usize),
-    /// A client of an ensemble sends a request, goes away, reads further responses.
+    /// A client of an ensemble sends a request.
     ArriveAtEnsemble(usize),
+    /// A client of an ensemble goes away.
     CancelEnsemble(usize),
+    /// A client of an ensemble reads further responses.
     ReadEnsemble(usize),
     /// The process of an instance has loaded its model.
     Loaded(Place),
