@@ -5,6 +5,7 @@ mod load;
 pub mod memory_budget;
 mod on_demand;
 mod plan;
+mod uses;
 
 use std::collections::BTreeMap;
 
@@ -12,8 +13,9 @@ use crate::error::{ErrorCode, InferError, Reason};
 use crate::model::VersionPolicy;
 
 pub use load::{Kind as LoadParameter, Override};
-pub use on_demand::{Attempts, LOAD_PARAMETER, LastUses, MIN_LOADED_PARAMETER, ON_DEMAND, ON_DEMAND_VALUE};
+pub use on_demand::{Attempts, LOAD_PARAMETER, MIN_LOADED_PARAMETER, ON_DEMAND, ON_DEMAND_VALUE};
 pub use plan::{Change, Stamp, VersionFingerprint, changes};
+pub use uses::Uses;
 
 /// The reason of a version that was unloaded by a request.
 pub const UNLOADED: &str = "unloaded";

@@ -18,8 +18,8 @@ pub struct Candidate<'n> {
     pub name: &'n str,
     /// The bytes that its unload frees.
     pub bytes: &'n MemoryBytes,
-    /// The time since its last request.
-    pub unused: Duration,
+    /// How many uses a second are expected, see [`Uses`](crate::repository::Uses).
+    pub uses_per_second: f64,
     /// The duration of its load.
     pub load: Duration,
 }
@@ -31,11 +31,10 @@ impl Candidate<'_> {
         lacking.map(|(memory, bytes)| self.bytes.of(memory).min(bytes) as f64 / bytes as f64).sum()
     }
 
-    /// Returns the expected cost of an unload for the share of the missing bytes that it frees: the time of the next load, divided by
-    /// the time until it is needed. A model that has had no requests for some time is expected to have none for as long again.
+    /// Returns the expected cost of an unload for the share of the missing bytes that it frees: the part of the time that further
+    /// loads take.
     fn cost(&self, missing: &MemoryBytes) -> f64 {
-        let seconds = |duration: Duration| duration.as_secs_f64().max(0.001);
-        seconds(self.load) / (seconds(self.unused) * self.share(missing))
+        self.load.as_secs_f64().max(0.001) * self.uses_per_second / self.share(missing)
     }
 }
 

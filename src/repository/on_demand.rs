@@ -1,6 +1,5 @@
-//! Models that are loaded on demand: when a failed load is repeated, and which models have no use at present.
+//! Models that are loaded on demand: how they are configured, and when a failed load is repeated.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::timeline::Instant;
@@ -53,41 +52,6 @@ impl Attempts {
     }
 }
 
-/// When models were last used, from repeated looks at how many requests each has had.
-#[derive(Debug, Default)]
-pub struct LastUses {
-    /// The number of requests at the last look that found a use, and its time, by model.
-    models: BTreeMap<String, (u64, Instant)>,
-}
-
-impl LastUses {
-    /// Takes the number of requests to each loaded model until now, `None` if the model is in use, and returns the models that
-    /// have been without use for at least `idle`. Models that are not given are forgotten.
-    pub fn look<'m>(
-        &mut self,
-        now: Instant,
-        idle: Duration,
-        models: impl IntoIterator<Item = (&'m str, Option<u64>)>,
-    ) -> Vec<String> {
-        let (before, mut unused) = (std::mem::take(&mut self.models), Vec::new());
-        for (model, requests) in models {
-            let unchanged = before.get(model).filter(|(known, _)| requests == Some(*known));
-            let since = unchanged.map_or(now, |(_, since)| *since);
-            let known = requests.or_else(|| before.get(model).map(|(known, _)| *known)).unwrap_or_default();
-            self.models.insert(model.to_owned(), (known, since));
-            if unchanged.is_some() && now - since >= idle {
-                unused.push(model.to_owned());
-            }
-        }
-        unused
-    }
-
-    /// Returns the time since the last look that found a use of a model; zero if none has seen it.
-    pub fn unused(&self, now: Instant, model: &str) -> Duration {
-        self.models.get(model).map_or(Duration::ZERO, |(_, since)| now - *since)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -112,23 +76,5 @@ mod tests {
         assert_eq!(attempts.pause(at(now)), None);
         attempts.failed(at(now), "again");
         assert_eq!(attempts.pause(at(now)), Some((Duration::from_secs(1), "again")));
-    }
-
-    #[test]
-    fn only_models_without_requests_for_the_whole_time_are_unused() {
-        let (mut uses, idle) = (LastUses::default(), Duration::from_secs(10));
-        let none: Vec<String> = Vec::new();
-        assert_eq!(uses.look(at(0), idle, [("a", Some(1)), ("b", Some(1)), ("c", None)]), none);
-        // One model gets a request, and one executes a request at each look.
-        assert_eq!(uses.look(at(5), idle, [("a", Some(1)), ("b", Some(2)), ("c", None)]), none);
-        assert_eq!(uses.look(at(10), idle, [("a", Some(1)), ("b", Some(2)), ("c", None)]), ["a"]);
-        // The execution has ended; its time counts from this look.
-        assert_eq!(uses.look(at(15), idle, [("b", Some(2)), ("c", Some(7))]), ["b"]);
-        assert_eq!(uses.look(at(25), idle, [("b", Some(3)), ("c", Some(7))]), ["c"]);
-        // The time of a model that was unloaded and loaded again starts at the load.
-        assert_eq!(uses.look(at(26), idle, [("a", Some(0))]), none);
-        assert_eq!(uses.look(at(35), idle, [("a", Some(0))]), none);
-        assert_eq!(uses.look(at(36), idle, [("a", Some(0))]), ["a"]);
-        assert_eq!([uses.unused(at(40), "a"), uses.unused(at(40), "b")], [Duration::from_secs(14), Duration::ZERO]);
     }
 }

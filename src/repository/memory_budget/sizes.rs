@@ -10,12 +10,12 @@ use crate::timeline::Instant;
 /// How long the measurement of a version is used for its next loads too.
 const MEASURED_AGAIN: Duration = Duration::from_secs(60);
 
-/// What is known of a model version from its last load.
+/// What is known of a model version from its loads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KnownSize {
     /// The bytes that it used, with an entry for each memory that was measured.
     pub bytes: MemoryBytes,
-    /// The duration of the load.
+    /// The duration of its loads: an average in which the last one weighs a quarter.
     pub load: Duration,
     /// The files and the configuration that it was loaded with.
     pub fingerprint: VersionFingerprint,
@@ -176,8 +176,9 @@ impl Sizes {
         model.files.saturating_add(measured.unwrap_or(unknown))
     }
 
-    /// Records the measured size of a version after its load. `model` is given if its size was only expected.
-    pub fn loaded(&mut self, name: &str, version: u64, size: KnownSize, model: Option<&Unmeasured<'_>>) {
+    /// Records the measured size of a version after its load, and the duration of this load. `model` is given if its size was only
+    /// expected.
+    pub fn loaded(&mut self, name: &str, version: u64, mut size: KnownSize, model: Option<&Unmeasured<'_>>) {
         if let Some(model) = model {
             let overheads = self.overheads.entry(model.backend.to_owned()).or_default();
             for (memory, bytes) in size.bytes.iter() {
@@ -186,6 +187,10 @@ impl Sizes {
                 let known = overheads.of(memory);
                 *known = (*known).max(Some(overhead));
             }
+        }
+        // A load that waited for a processor once does not make the model expensive.
+        if let Some(known) = self.known(name, version).filter(|known| known.fingerprint == size.fingerprint) {
+            size.load = (known.load * 3 + size.load) / 4;
         }
         self.versions.insert((name.to_owned(), version), size);
     }

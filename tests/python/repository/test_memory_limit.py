@@ -239,6 +239,25 @@ def test_pressure_unloads_models_one_after_the_other(start, tmp_path):
     assert loaded(server) == {"c"}
 
 
+def test_models_that_are_used_again_and_again_stay(start, tmp_path):
+    """Each round uses two models and one that was never used before, much faster than the memory is measured. Four fit."""
+    often, rounds = ("a", "b"), 60
+    others = [f"m{number}" for number in range(rounds)]
+    small(tmp_path / "models", *often, *others)
+    probe = start([], MODE, "--model-memory-limit=50%", repository=tmp_path / "models")
+    assert_answers(probe, "a")
+    limit = int(4.5 * total(probe.scrape(), "pharos_model_memory_bytes", model="a"))
+    probe.stop()
+    server = start([], MODE, f"--model-memory-limit={limit}", repository=tmp_path / "models")
+    for other in others:
+        for name in (*often, other):
+            assert_answers(server, name)
+    loads = {name: count(server, "loads", name, result="success") for name in (*often, *others)}
+    assert all(loads[name] == 1 for name in others)
+    # How long the first loads took decides too, so one of the two may have left at the beginning.
+    assert loads["a"] + loads["b"] <= rounds / 6, loads
+
+
 def test_no_request_fails_and_the_limit_holds_with_many_models(start, tmp_path):
     """Clients choose among sixty models, most of them rarely; a third of them fits."""
     names = [f"m{number}" for number in range(60)]

@@ -13,9 +13,9 @@ use pharos::repository::memory_budget::{
     Candidate, Expectation, KnownSize, Memory, MemoryBytes, Shortage, Sizes, insufficient, refusal, to_unload,
     under_pressure,
 };
-use pharos::repository::{LastUses, VersionFingerprint};
+use pharos::repository::{Uses, VersionFingerprint};
 use tokio::sync;
-use tokio::time::sleep;
+use tokio::time::timeout;
 
 use super::Loader;
 use super::memory_sizes::{ToLoad, ToMeasure, files_of};
@@ -23,7 +23,7 @@ use super::unloading::unloadable;
 use crate::serving::{MemoryShare, Snapshot, Totals, UnloadedVersion};
 use pharos_os::{blocking, clock};
 
-/// The interval of checking whether unloaded models have ended.
+/// The longest time between two checks whether a model fits: a model that executed requests may be unloaded now.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// The longest time that a load waits for unloaded models to end.
@@ -34,8 +34,8 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 pub(super) struct MemoryBudget {
     // Locked only to read or change it.
     sizes: Mutex<Sizes>,
-    /// When models were last used. Locked only for one look at all models.
-    pub(super) uses: Mutex<LastUses>,
+    /// How often models are used. Locked only for one look at all models.
+    uses: Mutex<Uses>,
     /// Memory that is reserved for versions whose load has not begun, by name and version.
     reserved: Mutex<BTreeMap<(String, u64), MemoryShare>>,
     /// Held while room is made for one load, including the wait for the ends of others.
@@ -45,6 +45,10 @@ pub(super) struct MemoryBudget {
 impl MemoryBudget {
     pub(super) fn sizes(&self) -> MutexGuard<'_, Sizes> {
         self.sizes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn uses(&self) -> MutexGuard<'_, Uses> {
+        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn reserved(&self) -> MutexGuard<'_, BTreeMap<(String, u64), MemoryShare>> {
@@ -67,13 +71,14 @@ pub(super) struct Loaded<'l> {
 struct Unloadable {
     name: String,
     bytes: MemoryBytes,
-    unused: Duration,
+    uses_per_second: f64,
     load: Duration,
 }
 
 impl Unloadable {
     fn as_candidate(&self) -> Candidate<'_> {
-        Candidate { name: &self.name, bytes: &self.bytes, unused: self.unused, load: self.load }
+        let Self { name, bytes, uses_per_second, load } = self;
+        Candidate { name, bytes, uses_per_second: *uses_per_second, load: *load }
     }
 }
 
@@ -269,7 +274,7 @@ impl Loader {
             if let Some(limited) = short.into_iter().find(settled) {
                 return Err(self.refused(name, limited, needed.of(limited)));
             }
-            sleep(LOOK).await;
+            let _ = timeout(LOOK, memory.changed()).await;
         }
         Err(self.refused(name, lacking.0, lacking.1))
     }
@@ -299,7 +304,9 @@ impl Loader {
     /// Returns the models that may be unloaded now.
     fn unloadable(&self) -> Vec<Unloadable> {
         let (table, now) = (self.models.snapshot(), clock::now());
-        let uses = self.memory.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        // The looks of each second are too seldom: with many loads, models stay for less than that.
+        self.look_at_uses(&table, now, Duration::MAX);
+        let uses = self.memory.uses();
         let sizes = self.memory.sizes();
         let mut all = Vec::new();
         for name in &table.demanded {
@@ -311,7 +318,7 @@ impl Loader {
                     load += sizes.known(model, *version).map_or(Duration::ZERO, |known| known.load);
                 }
             }
-            all.push(Unloadable { name: name.clone(), bytes, unused: uses.unused(now, name), load });
+            all.push(Unloadable { name: name.clone(), bytes, uses_per_second: uses.per_second(now, name), load });
         }
         all
     }

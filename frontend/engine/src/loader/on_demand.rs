@@ -2,8 +2,8 @@
 //! when they have had no requests for a while.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use pharos::error::{ErrorCode, InferError, Reason};
@@ -11,13 +11,14 @@ use pharos::infer::InferRequest;
 use pharos::metrics::labels::OnDemandUnload;
 use pharos::metrics::record;
 use pharos::repository::{LOAD_PARAMETER, ON_DEMAND, ON_DEMAND_VALUE, State};
+use pharos::timeline::Instant;
 use tokio::time::{sleep, timeout};
 
 use super::control::LoadRequest;
 use super::prepare::{Configuration, Prepared};
 use super::unloading::unloadable;
 use super::{Loader, Mode};
-use crate::serving::{ModelTable, OnDemand};
+use crate::serving::{ModelTable, OnDemand, Snapshot};
 use pharos_os::clock;
 
 /// The longest time between two looks for models without use.
@@ -215,24 +216,32 @@ impl Loader {
         tokio::spawn(async move {
             while !loader.exiting.load(Ordering::Relaxed) {
                 sleep(interval).await;
-                for name in loader.look_at_uses(idle.unwrap_or(Duration::MAX)) {
-                    loader.unload_unused(&name, OnDemandUnload::Idle);
-                }
+                loader.unload_idle(idle.unwrap_or(Duration::MAX));
                 loader.watch_memory().await;
             }
         });
     }
 
-    /// Returns the models that may be unloaded and had no requests for `idle`.
-    fn look_at_uses(&self, idle: Duration) -> Vec<String> {
-        let table = self.models.snapshot();
+    /// Unloads the models that may be unloaded and had no requests for `idle`.
+    fn unload_idle(self: &Arc<Self>, idle: Duration) {
+        let unused = {
+            let table = self.models.snapshot();
+            self.memory.uses().retain(|name| table.on_demand.contains_key(name));
+            self.look_at_uses(&table, clock::now(), idle)
+        };
+        for name in unused {
+            self.unload_unused(&name, OnDemandUnload::Idle);
+        }
+    }
+
+    /// Records which models were used since the last look. Returns those that may be unloaded and had no requests for `idle`.
+    pub(super) fn look_at_uses(&self, table: &Snapshot, now: Instant, idle: Duration) -> Vec<String> {
         let loaded = table.demanded.iter().filter_map(|name| {
             let (versions, model) = (table.serving.get(name)?, table.on_demand.get(name)?);
-            let uses = unloadable(&table, name).and_then(|_| model.uses(versions));
+            let uses = unloadable(table, name).and_then(|_| model.uses(versions));
             Some((name.as_str(), uses))
         });
-        let mut uses = self.memory.uses.lock().unwrap_or_else(PoisonError::into_inner);
-        uses.look(clock::now(), idle, loaded)
+        self.memory.uses().look(now, idle, loaded)
     }
 }
 

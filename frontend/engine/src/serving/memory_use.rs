@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pharos::repository::memory_budget::{Memory, MemoryBytes};
+use tokio::sync::Notify;
 
 /// The memory that all models use or have reserved.
 #[derive(Debug, Default)]
@@ -12,6 +13,8 @@ pub(crate) struct MemoryUse {
     limits: MemoryBytes,
     // Locked only to read or change the numbers.
     totals: Mutex<BTreeMap<Memory, Totals>>,
+    /// Notified after each change of the numbers.
+    changed: Notify,
 }
 
 /// Numbers of bytes in one memory.
@@ -51,7 +54,7 @@ struct ShareState {
 
 impl MemoryUse {
     pub(crate) fn new(limits: MemoryBytes) -> Arc<Self> {
-        Arc::new(Self { limits, totals: Mutex::default() })
+        Arc::new(Self { limits, totals: Mutex::default(), changed: Notify::new() })
     }
 
     /// The most bytes that models may use, with an entry for each limited memory.
@@ -91,6 +94,11 @@ impl MemoryUse {
             Some((memory, used.saturating_add(bytes).saturating_sub(limit))).filter(|(_, bytes)| *bytes > 0)
         });
         beyond.collect()
+    }
+
+    /// Waits for a change of the numbers since the last call returned. Only one task may wait.
+    pub(crate) async fn changed(&self) {
+        self.changed.notified().await;
     }
 
     /// Counts `bytes` as used until the returned share is dropped.
@@ -163,6 +171,9 @@ impl MemoryShare {
             totals.used += bytes;
             state.stage.total(totals).iter_mut().for_each(|total| **total += bytes);
         }
+        drop(totals);
+        // Kept for the next call if no task waits.
+        self.of.changed.notify_one();
     }
 
     fn lock(&self) -> MutexGuard<'_, ShareState> {
@@ -190,6 +201,8 @@ impl Drop for MemoryShare {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
 
     fn bytes(main: u64, gpu: u64) -> MemoryBytes {
@@ -219,6 +232,20 @@ mod tests {
         drop(second);
         drop(third);
         assert_eq!(of(&memory), [Totals::default(); 2]);
+    }
+
+    #[tokio::test]
+    async fn a_task_that_waits_for_memory_learns_of_each_change() {
+        let memory = MemoryUse::new(bytes(1000, 10));
+        let share = memory.reserve(bytes(100, 1));
+        let has_changed = || memory.changed().now_or_never().is_some();
+        assert_eq!([has_changed(), has_changed()], [true, false]);
+        share.end();
+        assert_eq!([has_changed(), has_changed()], [true, false]);
+        drop(share);
+        assert!(has_changed(), "a change before the wait counts");
+        let (waits, share) = tokio::join!(memory.changed(), async { memory.reserve(bytes(100, 1)) });
+        assert_eq!((waits, share.bytes()), ((), bytes(100, 1)));
     }
 
     #[test]
