@@ -182,13 +182,13 @@ bench-growth: build $(VENV)/ready
 	ulimit -n $$(ulimit -H -n); PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python tests/bench_growth/run.py \
 	  --bench $(TARGET)/release/bench --to $(TARGET)/bench-growth $(BENCH_FLAGS)
 
-# Simulates drivers, supervisors, the rate limiter and the response cache in virtual time, with a new seed each time: see
-# docs/src/internals/tests.md. A later run begins at the last FIRST_SEED plus the number of simulations.
+# Simulates drivers, supervisors, the rate limiter and the response cache, and beside it the loader, in virtual time, with a new seed each
+# time: see docs/src/internals/tests.md. A later run begins at the last FIRST_SEED plus the number of simulations.
 SECONDS ?= 60
 FIRST_SEED ?= 1000
 simulate: tools
 	PHAROS_SIMULATE_SECONDS=$(SECONDS) PHAROS_SIMULATE_FIRST_SEED=$(FIRST_SEED) \
-	  $(CARGO) test $(PROFILE) --locked -p pharos-engine --lib simulation::simulate_for_long -- --ignored --nocapture
+	  $(CARGO) test $(PROFILE) --locked -p pharos-engine --lib simulate_for_long -- --ignored --nocapture
 
 # Checks that the simulation finds each of the deliberate faults in tests/mutants, a build each: half an hour.
 mutants: tools

@@ -127,7 +127,7 @@ pub(crate) const LAYERINGS: &[Layering] = &[
             independent(&["scheduler"]),
             independent(&["process"]),
             independent(&["wire"]),
-            independent(&["cache", "launch", "memory", "onnxruntime", "shared_memory", "store"]),
+            independent(&["cache", "launch", "memory", "model_memory", "onnxruntime", "shared_memory", "store"]),
         ],
     },
     Layering {
@@ -155,7 +155,8 @@ pub(crate) const LAYERINGS: &[Layering] = &[
                 "threads",
                 "variables",
             ]),
-            independent(&["removal", "blocking", "scheduling", "clock"]),
+            independent(&["removal", "blocking", "scheduling"]),
+            independent(&["clock"]),
         ],
     },
     Layering {

@@ -8,6 +8,7 @@ pub mod launch;
 pub mod loader;
 #[allow(unsafe_code)]
 mod memory;
+mod model_memory;
 pub mod onnxruntime;
 mod process;
 mod scheduler;

@@ -32,23 +32,23 @@ use pharos::scheduler::rate_limiter::Limit;
 use pharos::service::ModelPolicy;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
-use tokio::time::timeout;
 
 use crate::cache;
 use crate::cache::ResponseCache;
 use crate::launch::Program;
 use crate::memory::PinnedPool;
-use crate::process::ForkServers;
+use crate::model_memory::MemoryUse;
+use crate::process::{ForkServers, StartWorkers};
 use crate::scheduler::{Limits, Timer};
-use crate::serving::{MemoryUse, ModelTable, Shared, Unfinished};
+use crate::serving::{ModelTable, Shared, Unfinished};
 use crate::store;
 use crate::store::{Stores, TemporaryDirectories};
 use control::{LoadRequest, Locks};
 use memory_budget::MemoryBudget;
 pub(crate) use on_demand::wait_limit;
-use pharos_os::blocking;
 use pharos_os::descriptors::Descriptors;
 use pharos_os::event_loops::EventLoops;
+use pharos_os::{blocking, clock};
 use pharos_telemetry::system::{Devices, HostPolicies};
 use poll::{Fingerprints, Poll};
 
@@ -70,7 +70,7 @@ pub enum Mode {
 
 impl Mode {
     /// Returns whether clients may load and unload models.
-    pub(super) fn by_request(&self) -> bool {
+    pub(crate) fn by_request(&self) -> bool {
         matches!(self, Self::Explicit | Self::OnDemand)
     }
 }
@@ -187,6 +187,8 @@ pub(crate) struct Loader {
     memory: MemoryBudget,
     /// The processes that start Python workers.
     fork_servers: Arc<ForkServers>,
+    /// Starts workers.
+    workers: Arc<dyn StartWorkers>,
     /// The directories of files that clients send.
     override_directories: TemporaryDirectories,
     exiting: AtomicBool,
@@ -222,6 +224,7 @@ impl Loader {
             gpu_uuids: settings.devices.uuids(),
             metrics: cache,
         };
+        let fork_servers: Arc<ForkServers> = Arc::default();
         Ok(Self {
             runtime: settings.threads.loading.clone().unwrap_or_else(Handle::current),
             models: Arc::new(ModelTable::new(shared, settings.stores.namespaces)),
@@ -231,11 +234,18 @@ impl Loader {
             permits: Semaphore::new(settings.load_threads.max(1)),
             locks: Locks::default(),
             memory: MemoryBudget::default(),
-            fork_servers: Arc::default(),
+            workers: Arc::new(fork_servers.clone()),
+            fork_servers,
             override_directories: TemporaryDirectories::default(),
             exiting: AtomicBool::new(false),
             settings,
         })
+    }
+
+    /// Lets others start the workers, and not this machine.
+    #[cfg(test)]
+    pub(crate) fn with_workers(self, workers: Arc<dyn StartWorkers>) -> Self {
+        Self { workers, ..self }
     }
 
     /// The table of the loaded models.
@@ -307,7 +317,7 @@ impl Loader {
     pub(crate) async fn shut_down(&self, limit: Duration) -> Unfinished {
         self.exiting.store(true, Ordering::Relaxed);
         // A request that was accepted before that is queued, or answered, when its event loop goes on.
-        let _ = timeout(QUEUED, self.settings.threads.event_loops.go_on()).await;
+        let _ = clock::timeout(QUEUED, self.settings.threads.event_loops.go_on()).await;
         let unfinished = self.models.drain(limit).await;
         // Loads that are still fetching files fail now.
         self.stores.close();

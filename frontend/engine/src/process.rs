@@ -12,6 +12,7 @@ mod temporary;
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::pin::Pin;
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,13 +32,48 @@ use pharos_os::event_loops::EventLoop;
 use pharos_os::sockets;
 use pharos_telemetry::metrics::Ring;
 use pharos_telemetry::system::ChosenDevice;
-pub(crate) use spawn::WorkerProcess;
 use start::{Inherited, Start};
 pub(crate) use temporary::TemporaryFiles;
 
+/// Starts the processes of workers.
+pub(crate) trait StartWorkers: Send + Sync {
+    /// Starts a worker whose connection is served by `event_loop`, and forwards its output to the log and, for metric lines, to the
+    /// metrics.
+    ///
+    /// # Errors
+    /// Memory, descriptors or processes are exhausted, or the executable does not exist.
+    fn start<'a>(
+        &'a self,
+        launch: &'a Launch,
+        placement: &'a ProcessPlacement<'a>,
+        output: (Printed, EventLoop),
+    ) -> Pin<Box<dyn Future<Output = io::Result<Worker>> + Send + 'a>>;
+}
+
+/// The process of a worker. It is killed when dropped.
+pub(crate) trait WorkerProcess: Send + Sync {
+    /// Returns its process id, if it has not ended.
+    fn id(&self) -> Option<u32>;
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// Its exit status is unknown.
+    fn wait(&mut self) -> Pin<Box<dyn Future<Output = io::Result<ExitStatus>> + Send + '_>>;
+
+    /// Kills it, and does not wait for its end.
+    ///
+    /// # Errors
+    /// It has ended.
+    fn start_kill(&mut self) -> io::Result<()>;
+
+    /// Describes how it ended with this status.
+    fn describe(&self, status: ExitStatus) -> String;
+}
+
 /// A started worker: its process and the connection to it.
 pub(crate) struct Worker {
-    pub(crate) process: WorkerProcess,
+    pub(crate) process: Box<dyn WorkerProcess>,
     pub(crate) link: Link,
     /// The directory for temporary files of a process in a sandbox.
     pub(crate) temporary: Option<TemporaryFiles>,
@@ -56,12 +92,18 @@ pub(crate) struct ProcessPlacement<'a> {
     pub(crate) start_timeout: Duration,
 }
 
-/// Starts a worker whose connection is served by `event_loop`, and forwards its output to the log and, for metric lines, to the
-/// metrics.
-///
-/// # Errors
-/// Memory, descriptors or processes are exhausted, or the executable does not exist.
-pub(crate) async fn start(
+impl StartWorkers for Arc<ForkServers> {
+    fn start<'a>(
+        &'a self,
+        launch: &'a Launch,
+        placement: &'a ProcessPlacement<'a>,
+        output: (Printed, EventLoop),
+    ) -> Pin<Box<dyn Future<Output = io::Result<Worker>> + Send + 'a>> {
+        Box::pin(start((launch, self), placement, output))
+    }
+}
+
+async fn start(
     (launch, fork_servers): (&Launch, &Arc<ForkServers>),
     placement: &ProcessPlacement<'_>,
     (printed, event_loop): (Printed, EventLoop),
@@ -85,7 +127,7 @@ pub(crate) async fn start(
         output::forward_output(started.output, printed);
         let Connection { socket, frames, regions, arenas, ring, temporary } = connection;
         let link = Link::new(LinkParts { socket, event_loop, frames, regions, arenas, ring });
-        return Ok(Worker { process: started.process, link, temporary });
+        return Ok(Worker { process: Box::new(started.process), link, temporary });
     }
 }
 

@@ -4,7 +4,6 @@
 mod drain;
 mod gauges;
 mod inference;
-mod memory_use;
 mod namespaces;
 mod on_demand;
 mod readiness;
@@ -28,10 +27,10 @@ use tokio::sync::watch;
 
 use crate::cache::ResponseCache;
 use crate::memory::PinnedPool;
+use crate::model_memory::MemoryUse;
 use crate::scheduler::Limits;
 use crate::store::Overrides;
 pub use drain::Unfinished;
-pub(crate) use memory_use::{MemoryShare, MemoryUse, Totals};
 pub(crate) use namespaces::ambiguous;
 pub(crate) use on_demand::{OnDemand, UnloadedVersion};
 use pharos_telemetry::system::Worker;

@@ -20,12 +20,12 @@ use pharos::supervisor::{Action, LossReason, Settings, State, Supervisor};
 use pharos::timeline::Instant;
 use pharos::wire::{Load, Loaded, ToWorker, VERSION};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::{Instant as TokioInstant, sleep_until, timeout};
 
 use crate::calls::Models;
 use crate::launch::Launch;
 use crate::memory::PinnedPool;
-use crate::process::{self, ForkServers, Printed, TemporaryFiles, WorkerProcess};
+use crate::model_memory::MemoryShare;
+use crate::process::{self, Printed, StartWorkers, TemporaryFiles, WorkerProcess};
 use crate::scheduler::Driver;
 use crate::scheduler::placement::Placement;
 use crate::wire::SharedLink;
@@ -46,9 +46,10 @@ use warmup::{Warming, warm_up_failed};
 const TICK: Duration = Duration::from_millis(500);
 
 /// Returns the next multiple of [`TICK`], at which all instances tick: one wake-up of the runtime is enough for all of them.
-fn next_tick() -> TokioInstant {
-    let since_last = u128::from(clock::now().0) % TICK.as_nanos();
-    TokioInstant::now() + TICK.saturating_sub(Duration::from_nanos(u64::try_from(since_last).unwrap_or(0)))
+fn next_tick() -> Instant {
+    let now = clock::now();
+    let since_last = u128::from(now.0) % TICK.as_nanos();
+    now + TICK.saturating_sub(Duration::from_nanos(u64::try_from(since_last).unwrap_or(0)))
 }
 
 /// How long a worker may take to stop before it is killed.
@@ -58,8 +59,11 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) struct Plan {
     /// The command that starts their processes.
     pub(crate) launch: Launch,
-    /// The processes that start Python workers.
-    pub(crate) fork_servers: Arc<ForkServers>,
+    /// The memory that is reserved for the instances that are started with these settings. Counted until all their processes have
+    /// ended, even if their load is cancelled.
+    pub(crate) _memory: Option<Arc<MemoryShare>>,
+    /// Starts their processes.
+    pub(crate) workers: Arc<dyn StartWorkers>,
     pub(crate) directory: PathBuf,
     /// The directory of the initial values of states.
     pub(crate) initial_states: PathBuf,
@@ -111,7 +115,7 @@ struct Instance {
 
 /// The current process of an instance.
 struct Running {
-    process: WorkerProcess,
+    process: Box<dyn WorkerProcess>,
     /// Keeps the temporary files of its process.
     _temporary: Option<TemporaryFiles>,
     link: SharedLink,
@@ -121,7 +125,7 @@ struct Running {
     /// The time of its start.
     started: Instant,
     /// When it is killed if it has not stopped by then.
-    kill_at: Option<TokioInstant>,
+    kill_at: Option<Instant>,
     /// Whether this server has killed it.
     killed: bool,
     /// Its share of a GPU.
@@ -150,10 +154,10 @@ impl Instance {
                 return self.take_out_of_service();
             }
             let tick = next_tick();
-            let due = machine.poll_timeout().map_or(tick, |at| tick.min(TokioInstant::now() + (at - clock::now())));
+            let due = machine.poll_timeout().map_or(tick, |at| tick.min(at));
             tokio::select! {
                 event = next_event(&mut running) => self.on_event(event, &mut machine, &mut running).await,
-                () = sleep_until(due) => self.tick(&mut machine, &mut running),
+                () = clock::sleep_until(due) => self.tick(&mut machine, &mut running),
                 Ok(()) = metrics.changed() => redefine(&running, &metrics.borrow_and_update()),
                 // A dropped sender stops the instance too.
                 changed = stop.changed(), if wanted == Stop::No || stop.has_changed().is_ok() => {
@@ -205,8 +209,8 @@ impl Instance {
         let printed = Printed { name, cache, series };
         let name = self.name();
         let placement = self.process_placement(&name, device_share.as_ref());
-        let program = (&self.plan.launch, &self.plan.fork_servers);
-        let worker = process::start(program, &placement, (printed, self.plan.event_loops.of_link())).await?;
+        let output = (printed, self.plan.event_loops.of_link());
+        let worker = self.plan.workers.start(&self.plan.launch, &placement, output).await?;
         let link = Arc::new(worker.link);
         let device = device_share.as_ref().map(DeviceShare::device);
         link.arenas.inputs.keep(device.as_ref().map_or(0, |device| device.pinned));
@@ -332,9 +336,9 @@ impl Instance {
         let Some(mut over) = running.take() else { return };
         // Immediately, so that nothing is sent to it while waiting for the process.
         self.take_out_of_service();
-        let exited = timeout(Duration::from_secs(1), over.process.wait()).await;
+        let exited = clock::timeout(Duration::from_secs(1), over.process.wait()).await;
         let how = match exited {
-            Ok(Ok(status)) => {
+            Some(Ok(status)) => {
                 if process::killed_by_system(status) && !over.killed {
                     self.driver.mark_killed();
                 }
@@ -347,7 +351,9 @@ impl Instance {
             _ => {
                 // The process still runs: it closed its connection or broke the protocol.
                 machine.disconnected(reason, clock::now());
-                let _ = over.process.kill().await;
+                // Fails if it has ended.
+                let _ = over.process.start_kill();
+                let _ = over.process.wait().await;
                 reason.to_owned()
             }
         };
@@ -369,7 +375,7 @@ impl Instance {
             running.link.arenas.inputs.trim();
             running.link.release_unused();
             running.link.ring.tick(&self.plan.cache, &self.driver.series);
-            if running.kill_at.is_some_and(|at| at <= TokioInstant::now()) {
+            if running.kill_at.is_some_and(|at| at <= clock::now()) {
                 let _ = running.process.start_kill();
             }
         }
@@ -410,7 +416,7 @@ fn kill(running: &mut Option<Running>, reason: &LossReason) {
     }
     if *reason == LossReason::Stopped {
         running.link.send(&ToWorker::Shutdown);
-        running.kill_at = Some(TokioInstant::now() + STOP_TIMEOUT);
+        running.kill_at = Some(clock::now() + STOP_TIMEOUT);
     } else {
         running.killed = true;
         let _ = running.process.start_kill();

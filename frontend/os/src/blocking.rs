@@ -10,6 +10,8 @@ use std::task::{Context, Poll};
 use tokio::runtime::Handle;
 use tokio::task::{JoinError, JoinHandle};
 
+use crate::clock::virtual_time;
+
 /// Why work has no result.
 #[derive(Debug)]
 pub enum Failed {
@@ -35,15 +37,25 @@ impl std::error::Error for Failed {}
 
 /// The result of work on a thread. Dropping it does not end the work.
 #[derive(Debug)]
-pub struct Blocking<T>(Option<JoinHandle<T>>);
+pub struct Blocking<T>(Work<T>);
+
+#[derive(Debug)]
+enum Work<T> {
+    Begun(JoinHandle<T>),
+    /// No thread could be started.
+    NotBegun,
+    /// The result, until it is taken.
+    Done(Option<Box<T>>),
+}
 
 impl<T> Future for Blocking<T> {
     type Output = Result<T, Failed>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.0 {
-            Some(task) => Pin::new(task).poll(cx).map_err(Failed::Ended),
-            None => Poll::Ready(Err(Failed::NoThread)),
+            Work::Begun(task) => Pin::new(task).poll(cx).map_err(Failed::Ended),
+            Work::NotBegun => Poll::Ready(Err(Failed::NoThread)),
+            Work::Done(result) => result.take().map_or(Poll::Pending, |result| Poll::Ready(Ok(*result))),
         }
     }
 }
@@ -59,9 +71,14 @@ pub fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Bloc
 /// Starts work on a blocking thread of a runtime, at once.
 ///
 /// If no thread can be started, the work is done later, when the runtime can start one, although its result is [`Failed::NoThread`].
+/// A thread with a virtual time does the work itself.
 #[allow(clippy::disallowed_methods)]
 pub fn run_on<T: Send + 'static>(runtime: &Handle, work: impl FnOnce() -> T + Send + 'static) -> Blocking<T> {
-    Blocking(catch_unwind(AssertUnwindSafe(|| runtime.spawn_blocking(work))).ok())
+    if virtual_time::now().is_some() {
+        return Blocking(Work::Done(Some(Box::new(work()))));
+    }
+    let begun = catch_unwind(AssertUnwindSafe(|| runtime.spawn_blocking(work)));
+    Blocking(begun.map_or(Work::NotBegun, Work::Begun))
 }
 
 /// Does work on a blocking thread of the current runtime, and does not wait for it. Outside a runtime, does it at once. For
@@ -85,7 +102,7 @@ mod tests {
         assert!(
             matches!(&panicked, Failed::Ended(error) if error.is_panic()) && panicked.to_string().contains("panic")
         );
-        let none = Blocking::<u32>(None).await.unwrap_err();
+        let none = Blocking::<u32>(Work::NotBegun).await.unwrap_err();
         assert!(none.to_string().contains("ulimit -u"), "{none}");
     }
 

@@ -15,12 +15,25 @@ const MEASURED_AGAIN: Duration = Duration::from_secs(60);
 pub struct KnownSize {
     /// The bytes that it used, with an entry for each memory that was measured.
     pub bytes: MemoryBytes,
+    /// The number of its instances that used each memory.
+    pub instances: BTreeMap<Memory, u64>,
     /// The duration of its loads: an average in which the last one weighs a quarter.
     pub load: Duration,
     /// The files and the configuration that it was loaded with.
     pub fingerprint: VersionFingerprint,
     /// When it was measured, after this load or after an earlier one.
     pub measured: Instant,
+}
+
+impl KnownSize {
+    /// Returns the bytes of this many instances in a memory; `None` if it was not measured.
+    fn bytes_of(&self, memory: Memory, instances: u64) -> Option<u64> {
+        let (bytes, before) = (self.bytes.get(memory)?, self.instances.get(&memory).copied().unwrap_or_default());
+        if before == 0 || before == instances {
+            return Some(bytes);
+        }
+        Some(u64::try_from(u128::from(bytes) * u128::from(instances) / u128::from(before)).unwrap_or(u64::MAX))
+    }
 }
 
 /// The files and the program of a model version that was never loaded.
@@ -139,24 +152,29 @@ impl Sizes {
         self.known(name, version).is_some_and(|known| memories.all(|memory| known.bytes.get(*memory).is_some()))
     }
 
-    /// Returns what is known of a version if it was measured recently with the same files and configuration, in all of these memories.
-    pub fn recent<'m>(
+    /// Returns the bytes of a version with this many instances that use each memory, and when they were measured, if that was recently
+    /// and with the same files and configuration.
+    pub fn recent(
         &self,
         (name, version): (&str, u64),
         (fingerprint, now): (VersionFingerprint, Instant),
-        memories: impl Iterator<Item = &'m Memory>,
-    ) -> Option<&KnownSize> {
-        let known = self.known(name, version).filter(|_| self.is_known(name, version, memories))?;
-        Some(known).filter(|known| known.fingerprint == fingerprint && now - known.measured < MEASURED_AGAIN)
+        instances: &BTreeMap<Memory, u64>,
+    ) -> Option<(MemoryBytes, Instant)> {
+        let known = self.known(name, version)?;
+        if known.fingerprint != fingerprint || now - known.measured >= MEASURED_AGAIN {
+            return None;
+        }
+        let of = |(memory, instances): (&Memory, &u64)| Some((*memory, known.bytes_of(*memory, *instances)?));
+        Some((instances.iter().map(of).collect::<Option<MemoryBytes>>()?, known.measured))
     }
 
-    /// Returns the bytes that a version is expected to use in the memories of its instances: as many as in its last load. Of a memory
-    /// in which it was never loaded, each instance is expected to need the files and the largest overhead that was measured with
+    /// Returns the bytes that a version is expected to use in the memories of its instances: for each instance as many as in its last
+    /// load. Of a memory in which it was never loaded, each instance is expected to need the files and the largest overhead that was measured with
     /// this backend.
     pub fn expected(&self, name: &str, version: u64, model: &Unmeasured<'_>) -> Expectation {
         let known = self.known(name, version);
         let of = |(memory, instances): (&Memory, &u64)| {
-            let expected = match known.and_then(|known| known.bytes.get(*memory)) {
+            let expected = match known.and_then(|known| known.bytes_of(*memory, *instances)) {
                 Some(bytes) => Expected::Known(bytes),
                 None => Expected::Guessed(self.guess(*memory, model).saturating_mul(*instances)),
             };
@@ -195,13 +213,16 @@ impl Sizes {
         self.versions.insert((name.to_owned(), version), size);
     }
 
-    /// Records the size of a version that has served since; a larger one is expected of its next load.
-    pub fn grown(&mut self, name: &str, version: u64, bytes: &MemoryBytes) {
+    /// Records the size of a version that has served since, and the number of its instances that use each memory; a larger one is
+    /// expected of its next load.
+    pub fn grown(&mut self, name: &str, version: u64, bytes: &MemoryBytes, instances: &BTreeMap<Memory, u64>) {
         if let Some(known) = self.versions.get_mut(&(name.to_owned(), version)) {
             for (memory, bytes) in bytes.iter() {
-                let largest = known.bytes.of(memory).max(bytes);
+                let instances = instances.get(&memory).copied().unwrap_or_default();
+                let largest = known.bytes_of(memory, instances).unwrap_or_default().max(bytes);
                 known.bytes.set(memory, largest);
             }
+            known.instances.clone_from(instances);
         }
     }
 }

@@ -84,7 +84,8 @@ fn models_on_the_gpu_that_lacks_memory_make_room() {
 /// Returns a size that was measured at the time 100 s.
 fn known(bytes: MemoryBytes) -> KnownSize {
     let measured = Instant(100 * SECOND);
-    KnownSize { bytes, load: Duration::from_secs(1), fingerprint: VersionFingerprint::default(), measured }
+    let (instances, fingerprint) = Default::default();
+    KnownSize { bytes, instances, load: Duration::from_secs(1), fingerprint, measured }
 }
 
 #[test]
@@ -94,10 +95,10 @@ fn a_measurement_counts_for_a_minute_while_the_version_does_not_change() {
     let changed = VersionFingerprint { files: Stamp::of(&2), ..unchanged };
     sizes.loaded("m", 1, known(main_memory(5)), None);
     // The largest size since.
-    sizes.grown("m", 1, &main_memory(7));
+    sizes.grown("m", 1, &main_memory(7), &BTreeMap::new());
     let recent = |name: &str, fingerprint, second: u64, memories: &[Memory]| {
-        let known = sizes.recent((name, 1), (fingerprint, Instant(second * SECOND)), memories.iter());
-        known.map(|known| known.bytes.clone())
+        let instances = memories.iter().map(|memory| (*memory, 1)).collect();
+        sizes.recent((name, 1), (fingerprint, Instant(second * SECOND)), &instances).map(|(bytes, _)| bytes)
     };
     assert_eq!(recent("m", unchanged, 159, &memories[..1]), Some(main_memory(7)));
     assert_eq!(recent("m", unchanged, 160, &memories[..1]), None);
@@ -122,8 +123,8 @@ fn sizes_are_expected_from_files_and_from_models_of_the_same_backend() {
     assert_eq!((sizes.known("m", 1), sizes.known("m", 2)), (Some(&size(2140)), None));
     assert_eq!(expected(&sizes, "m", &model), 2140);
     assert_eq!(expected(&sizes, "n", &Unmeasured { files: 5, instances: on(1), ..model.clone() }), 75);
-    sizes.grown("m", 1, &main_memory(5000));
-    sizes.grown("m", 1, &main_memory(4000));
+    sizes.grown("m", 1, &main_memory(5000), &BTreeMap::new());
+    sizes.grown("m", 1, &main_memory(4000), &BTreeMap::new());
     assert_eq!(sizes.known("m", 1), Some(&size(5000)));
     sizes.loaded("m", 1, size(3000), None);
     assert_eq!(sizes.known("m", 1), Some(&size(3000)));

@@ -239,6 +239,25 @@ def test_pressure_unloads_models_one_after_the_other(start, tmp_path):
     assert loaded(server) == {"c"}
 
 
+def test_a_reload_makes_room_by_unloading_others(start, tmp_path):
+    """The model itself is the cheapest to unload, but it is being loaded. Two models fit."""
+    small(tmp_path / "models", "a", "b")
+    probe = start([], MODE, "--model-memory-limit=50%", repository=tmp_path / "models")
+    assert_answers(probe, "a")
+    limit = int(2.5 * total(probe.scrape(), "pharos_model_memory_bytes", model="a"))
+    probe.stop()
+    server = start([], MODE, f"--model-memory-limit={limit}", repository=tmp_path / "models")
+    for name in ("b", "a", *20 * ["b"]):
+        assert_answers(server, name)
+        pause_as_client(0.2)
+    config = tmp_path / "models/a/config.pbtxt"
+    config.write_text(f"{config.read_text()} dynamic_batching {{ max_queue_delay_microseconds: 100 }}")
+    began = time.monotonic()
+    status, answer = server.ask("POST", "/v2/repository/models/a/load", b"")
+    assert (status, time.monotonic() - began < 15, loaded(server)) == (200, True, {"a"}), answer
+    assert_answers(server, "a")
+
+
 def test_models_that_are_used_again_and_again_stay(start, tmp_path):
     """Each round uses two models and one that was never used before, much faster than the memory is measured. Four fit."""
     often, rounds = ("a", "b"), 60

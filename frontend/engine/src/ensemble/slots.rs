@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use pharos::id::ModelVersion;
+use pharos_os::clock;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// The time limit of waiting for a permit, as in Triton. A model that is in a plan twice can hold its only instance with
@@ -57,9 +58,9 @@ pub(super) struct Queued {
 impl Queued {
     /// Waits for the permit; returns `None` after `time_limit`.
     pub(super) async fn acquire(self, ensemble: &ModelVersion, time_limit: Duration) -> StepPermit {
-        match tokio::time::timeout(time_limit, self.semaphore.clone().acquire_owned()).await {
-            Ok(permit) => permit.ok().map(Arc::new),
-            Err(_) => {
+        match clock::timeout(time_limit, self.semaphore.clone().acquire_owned()).await {
+            Some(permit) => permit.ok().map(Arc::new),
+            None => {
                 let Self { limit, step, .. } = self;
                 let seconds = time_limit.as_secs();
                 tracing::warn!(%ensemble, "step {step} has run {limit} requests for {seconds} s; admitting one over the limit");

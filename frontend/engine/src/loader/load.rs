@@ -24,6 +24,7 @@ use super::prepare::{Prepared, Version};
 use crate::cache::{Files, ModelCache, ResponseCache};
 use crate::launch::Launch;
 use crate::launch::limits::Limited;
+use crate::model_memory::MemoryShare;
 use crate::scheduler::placement::Placement;
 use crate::scheduler::{Driver, DriverSettings, Limits, placement, settings};
 use crate::serving::{Executor, Serving};
@@ -75,6 +76,22 @@ impl Drop for Unserved {
         if self.is_new {
             self.cache.model_unloaded(&self.series);
         }
+    }
+}
+
+/// The memory of a version that is being loaded. If it is dropped before [`EndsIfDropped::keep`], the load was cancelled or has failed,
+/// and the memory is free when the processes have ended.
+struct EndsIfDropped(Option<Arc<MemoryShare>>);
+
+impl EndsIfDropped {
+    fn keep(mut self) -> Option<Arc<MemoryShare>> {
+        self.0.take()
+    }
+}
+
+impl Drop for EndsIfDropped {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|share| share.end());
     }
 }
 
@@ -157,10 +174,11 @@ impl Loader {
         let threads = self.threads(&placements, &launch);
         let plan = self.plan((directory.clone(), launch), &config, threads, warmups);
         let to_load = ToLoad { name: &prepared.name, version: model.version, directory, config: Some(&config) };
-        let memory = self.room_for(&to_load).await?;
+        let memory = EndsIfDropped(self.room_for(&to_load).await?.map(Arc::new));
+        let plan = Arc::new(Plan { _memory: memory.0.clone(), ..plan });
         let (instances, loaded) = Instances::start(plan, &placements, &driver).await?;
         let time = clock::now() - began;
-        if let Some(share) = &memory {
+        if let Some(share) = &memory.0 {
             let loaded = Loaded { share, pids: instances.pids(), time, fingerprint: version.fingerprint };
             if let Err(reason) = self.measure_loaded(&to_load, loaded).await {
                 instances.stop().await;
@@ -178,7 +196,7 @@ impl Loader {
             series: unserved.keep(),
             directory: directory.clone(),
             labels,
-            executor: Arc::new(Executor::Instances { driver, instances, memory: memory.map(Arc::new) }),
+            executor: Arc::new(Executor::Instances { driver, instances, memory: memory.keep() }),
             fingerprint: version.fingerprint,
             files: prepared.model_files.clone(),
         })
@@ -233,7 +251,14 @@ impl Loader {
             let warmups = warmups(config, &serving.directory)?;
             let threads = self.threads(&placements, &launch);
             let plan = self.plan((serving.directory.clone(), launch), config, threads, warmups);
+            let size = self.size_with(serving, config);
+            let room = EndsIfDropped(self.room_for_more(serving, &size).await?.map(Arc::new));
+            let plan = Arc::new(Plan { _memory: room.0.clone(), ..plan });
             instances.resize(&plan, &placements, driver).await?;
+            if let (Some(share), Some(room)) = (serving.executor.memory(), room.keep()) {
+                share.merge(&room);
+                share.set(size);
+            }
             record::memory_usage(&serving.series, instances.memory(), self.gpu_memory(instances).await);
             tracing::info!(model = %serving.model, instances = placements.len(), "instances changed in place");
         }
@@ -263,7 +288,7 @@ impl Loader {
         config: &ModelConfig,
         threads: u32,
         warmups: Vec<WarmUp>,
-    ) -> Arc<Plan> {
+    ) -> Plan {
         let this: Weak<Self> = Arc::downgrade(self);
         let policies = self.settings.policies.clone();
         let named = config.instance_groups.iter().filter(|group| !group.host_policy.is_empty());
@@ -274,7 +299,7 @@ impl Loader {
                 "host_policy '{policy}' of instance group {group} has no effect: no --host-policy={policy},... sets it"
             );
         }
-        Arc::new(Plan {
+        Plan {
             initial_states: canonical(initial_states(&directory)),
             directory: canonical(directory),
             threads,
@@ -286,7 +311,8 @@ impl Loader {
             max_wait: self.settings.max_wait,
             settings: self.supervision(config, &launch),
             launch,
-            fork_servers: self.fork_servers.clone(),
+            _memory: None,
+            workers: self.workers.clone(),
             cache: self.cache().clone(),
             models: this,
             warmups,
@@ -296,7 +322,7 @@ impl Loader {
             policies,
             descriptors: self.settings.descriptors.clone(),
             event_loops: self.settings.threads.event_loops.clone(),
-        })
+        }
     }
 
     /// Returns the response cache of a version, if the server has one and the model enables it.

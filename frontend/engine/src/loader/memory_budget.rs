@@ -15,12 +15,12 @@ use pharos::repository::memory_budget::{
 };
 use pharos::repository::{Uses, VersionFingerprint};
 use tokio::sync;
-use tokio::time::timeout;
 
 use super::Loader;
 use super::memory_sizes::{ToLoad, ToMeasure, files_of};
 use super::unloading::unloadable;
-use crate::serving::{MemoryShare, Snapshot, Totals, UnloadedVersion};
+use crate::model_memory::{MemoryShare, Totals};
+use crate::serving::{Serving, Snapshot, UnloadedVersion};
 use pharos_os::{blocking, clock};
 
 /// The longest time between two checks whether a model fits: a model that executed requests may be unloaded now.
@@ -36,10 +36,13 @@ pub(super) struct MemoryBudget {
     sizes: Mutex<Sizes>,
     /// How often models are used. Locked only for one look at all models.
     uses: Mutex<Uses>,
-    /// Memory that is reserved for versions whose load has not begun, by name and version.
-    reserved: Mutex<BTreeMap<(String, u64), MemoryShare>>,
-    /// Held while room is made for one load, including the wait for the ends of others.
-    turn: sync::Mutex<()>,
+    /// Memory that is reserved for the versions of models whose load has not begun, by the name of the model.
+    reserved: Mutex<BTreeMap<String, MemoryShare>>,
+    /// Held while models are chosen and withdrawn, and while what is free is reserved, without any wait.
+    turn: Mutex<()>,
+    /// Held by a load on demand until it has a reservation, so that a large one gets its turn. Loads that have begun do not wait for
+    /// it: what it waits for may be their end.
+    queue: sync::Mutex<()>,
 }
 
 impl MemoryBudget {
@@ -51,8 +54,34 @@ impl MemoryBudget {
         self.uses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn reserved(&self) -> MutexGuard<'_, BTreeMap<(String, u64), MemoryShare>> {
+    fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn reserved(&self) -> MutexGuard<'_, BTreeMap<String, MemoryShare>> {
         self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The memory that a load on demand has reserved.
+pub(super) struct Reservation {
+    loader: Arc<Loader>,
+    /// The models, with the bytes for each.
+    parts: Vec<(String, MemoryBytes)>,
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let mut reserved = self.loader.memory.reserved();
+        for (name, bytes) in &self.parts {
+            // Another load can have reserved for the same model.
+            if let Some(share) = reserved.get(name) {
+                drop(share.split(bytes));
+                if share.bytes().is_zero() {
+                    reserved.remove(name);
+                }
+            }
+        }
     }
 }
 
@@ -92,30 +121,66 @@ impl Loader {
         if !memory.is_limited() {
             return Ok(None);
         }
-        let key = (model.name.to_owned(), model.version);
-        let reserved = self.memory.reserved().remove(&key);
-        let share = match reserved {
-            Some(share) => share,
-            None => {
-                let unmeasured = self.unmeasured(model).await;
-                let needed = || self.expected(model.name, model.version, &unmeasured).within(memory.limits());
-                // The loads of others that have begun will end, but those that have not may wait for what this load holds.
-                self.make_room(model.name, needed, |totals| totals.loading > 0).await?
-            }
+        let unmeasured = self.unmeasured(model).await;
+        let expected = || self.expected(model.name, model.version, &unmeasured).within(memory.limits());
+        // The model may have other versions, or more instances, than when its memory was reserved.
+        let reserved = self.memory.reserved().get(model.name).map(|share| share.split(&expected()));
+        let needed = || {
+            let mut needed = expected();
+            reserved.iter().for_each(|share| needed.subtract(&share.bytes()));
+            needed
         };
+        // The loads of others that have begun will end, but those that have not may wait for what this load holds.
+        let share = self.make_room(model.name, needed, |totals| totals.loading > 0).await?;
+        if let Some(reserved) = reserved {
+            share.merge(&reserved);
+        }
         share.begin_load();
         Ok(Some(share))
     }
 
-    /// Reserves memory for all versions of a model that is loaded on demand, and of its members that are not loaded.
-    /// [`Loader::room_for`] returns the parts, [`Loader::cancel_reservation`] drops those that are left.
+    /// Returns what a loaded version will use with the instances of another configuration: as much for each as its instances use now.
+    pub(super) fn size_with(&self, serving: &Serving, config: &ModelConfig) -> MemoryBytes {
+        let used = serving.executor.memory().map(|share| share.bytes()).unwrap_or_default();
+        let version = serving.model.version;
+        let before = self.instances_by_memory(Some(&serving.config), version);
+        let after = self.instances_by_memory(Some(config), version);
+        let of = |(memory, after): (Memory, u64)| {
+            let before = before.get(&memory).copied().unwrap_or_default().max(1);
+            (memory, (used.of(memory) / before).saturating_mul(after))
+        };
+        after.into_iter().map(of).collect()
+    }
+
+    /// Reserves memory for what a loaded version will use beyond what it uses now. Returns `None` without a limit.
     ///
     /// # Errors
     /// As [`Loader::room_for`].
-    pub(super) async fn reserve_for(self: &Arc<Self>, name: &str) -> Result<(), String> {
+    pub(super) async fn room_for_more(
+        self: &Arc<Self>,
+        serving: &Serving,
+        size: &MemoryBytes,
+    ) -> Result<Option<MemoryShare>, String> {
+        let Some(share) = serving.executor.memory() else { return Ok(None) };
+        let needed = || {
+            let mut needed = size.clone();
+            needed.subtract(&share.bytes());
+            needed
+        };
+        let room = self.make_room(&serving.model.name.to_string(), needed, |totals| totals.loading > 0).await?;
+        room.begin_load();
+        Ok(Some(room))
+    }
+
+    /// Reserves memory for all versions of a model that is loaded on demand, and of its members that are not loaded.
+    /// [`Loader::room_for`] returns the parts. Dropping the reservation frees what is left of it.
+    ///
+    /// # Errors
+    /// As [`Loader::room_for`].
+    pub(super) async fn reserve_for(self: &Arc<Self>, name: &str) -> Result<Reservation, String> {
         let memory = &self.models.shared.memory;
         if !memory.is_limited() {
-            return Ok(());
+            return Ok(Reservation { loader: self.clone(), parts: Vec::new() });
         }
         let versions = self.unloaded_versions(name);
         let mut models = Vec::new();
@@ -134,13 +199,21 @@ impl Loader {
         };
         let may_change = |totals: &Totals| totals.loading > 0 || totals.reserved > 0;
         let needed = || sum(&expected()).within(memory.limits());
+        let _queue = self.memory.queue.lock().await;
         let reserved = self.make_room(name, needed, may_change).await?;
         let (whole, expected) = (reserved.bytes(), expected());
         let all = sum(&expected);
         let parts = expected.iter().map(|one| reserved.split(&one.part_of(&whole, &all)));
-        let keys = models.iter().map(|(name, version, _)| ((*name).clone(), *version));
-        self.memory.reserved().extend(keys.zip(parts));
-        Ok(())
+        let mut by_name = self.memory.reserved();
+        let mut reservation = Reservation { loader: self.clone(), parts: Vec::new() };
+        for ((name, ..), part) in models.iter().zip(parts) {
+            reservation.parts.push(((*name).clone(), part.bytes()));
+            match by_name.get(*name) {
+                Some(others) => others.merge(&part),
+                None => drop(by_name.insert((*name).clone(), part)),
+            }
+        }
+        Ok(reservation)
     }
 
     /// Returns the versions with workers of a model and its members, of those that are loaded on demand and not loaded.
@@ -157,13 +230,6 @@ impl Loader {
         versions
     }
 
-    /// Drops the reservations of [`Loader::reserve_for`] that no load has used.
-    pub(super) fn cancel_reservation(&self, name: &str) {
-        let table = self.models.snapshot();
-        let names = with_members(&table, name);
-        self.memory.reserved().retain(|(model, _), _| !names.contains(&model.as_str()));
-    }
-
     /// Measures a version after its load, unless that was done for a recent one, and unloads others if it is larger than expected.
     ///
     /// # Errors
@@ -172,10 +238,10 @@ impl Loader {
         let Loaded { share, pids, time, fingerprint } = loaded;
         let instances = self.instances_by_memory(model.config, model.version);
         let (version, now) = ((model.name, model.version), clock::now());
-        let recent = self.memory.sizes().recent(version, (fingerprint, now), instances.keys()).cloned();
+        let recent = self.memory.sizes().recent(version, (fingerprint, now), &instances);
         let (bytes, measured) = match recent {
             // The kernel walks all pages of a process to answer, for 0.3 ms and more, and the versions are measured each second anyway.
-            Some(known) => (known.bytes, known.measured),
+            Some(known) => known,
             None => {
                 let before = share.bytes();
                 let memories = instances.keys().copied().collect();
@@ -183,10 +249,11 @@ impl Loader {
                 (self.measure(vec![to_measure]).await.pop().unwrap_or(before), now)
             }
         };
+        let of_each = instances.clone();
         let is_known = self.memory.sizes().is_known(model.name, model.version, instances.keys());
         let files = if is_known { None } else { Some(files_of(model.directory).await) };
         let unmeasured = files.map(|files| model.unmeasured(files, instances));
-        let size = KnownSize { bytes: bytes.clone(), load: time, fingerprint, measured };
+        let size = KnownSize { bytes: bytes.clone(), instances: of_each, load: time, fingerprint, measured };
         self.memory.sizes().loaded(model.name, model.version, size, unmeasured.as_ref());
         share.set(bytes.clone());
         // Other memories may have no room left because of other models.
@@ -196,7 +263,7 @@ impl Loader {
         if excess().is_zero() {
             return Ok(());
         }
-        let _turn = self.memory.turn.lock().await;
+        let _turn = self.memory.turn();
         self.unload_some(&excess(), OnDemandUnload::Memory);
         match excess().iter().next() {
             None => Ok(()),
@@ -211,9 +278,9 @@ impl Loader {
             return;
         }
         self.measure_all().await;
-        let _turn = self.memory.turn.lock().await;
         // One by one: room can be made in one memory even if it cannot in another.
         for (limited, _) in memory.limits().iter() {
+            let _turn = self.memory.turn();
             let excess = memory.excess().of(limited);
             self.unload_some(&MemoryBytes::from_iter([(limited, excess)]), OnDemandUnload::Memory);
         }
@@ -223,6 +290,7 @@ impl Loader {
         let pressure = self.settings.on_demand.memory_pressure.clone();
         let text = blocking::run(move || fs::read_to_string(pressure)).await;
         if text.is_ok_and(|text| text.is_ok_and(|text| under_pressure(&text))) {
+            let _turn = self.memory.turn();
             self.unload_some(&MemoryBytes::from_iter([(Memory::Main, 1)]), OnDemandUnload::Pressure);
         }
     }
@@ -237,13 +305,14 @@ impl Loader {
                 .flat_map(|(name, all)| all.iter().map(move |(number, version)| (name, number, version)));
             for (name, number, serving) in versions {
                 let (Some(share), Some(instances)) = (serving.executor.memory(), serving.instances()) else { continue };
-                let memories = self.instances_by_memory(Some(&*serving.config), *number).into_keys().collect();
+                let of_each = self.instances_by_memory(Some(&*serving.config), *number);
+                let memories = of_each.keys().copied().collect();
                 to_measure.push(ToMeasure { memories, pids: instances.pids(), before: share.bytes() });
-                loaded.push((name.clone(), *number, share.clone()));
+                loaded.push((name.clone(), *number, share.clone(), of_each));
             }
         }
-        for ((name, version, share), bytes) in loaded.into_iter().zip(self.measure(to_measure).await) {
-            self.memory.sizes().grown(&name, version, &bytes);
+        for ((name, version, share, of_each), bytes) in loaded.into_iter().zip(self.measure(to_measure).await) {
+            self.memory.sizes().grown(&name, version, &bytes, &of_each);
             share.set(bytes);
         }
     }
@@ -257,26 +326,44 @@ impl Loader {
         needed: impl Fn() -> MemoryBytes,
         may_change: impl Fn(&Totals) -> bool,
     ) -> Result<MemoryShare, String> {
-        let memory = &self.models.shared.memory;
-        let _turn = self.memory.turn.lock().await;
         let (began, mut lacking) = (clock::now(), (Memory::Main, 0));
         while !self.exiting.load(Ordering::Relaxed) && clock::now() - began < LONGEST_WAIT {
-            // Read first: if a load ends afterwards, the next round considers its size, and may unload it.
-            let limits = memory.limits().iter().map(|(limited, _)| limited);
-            let changing: Vec<Memory> = limits.filter(|limited| may_change(&memory.totals(*limited))).collect();
             let needed = needed();
-            let missing = memory.missing(&needed);
-            let Some((first, _)) = missing.iter().next() else { return Ok(memory.reserve(needed)) };
-            lacking = (first, needed.of(first));
-            let short = self.unload_some(&memory.missing_after_ends(&needed), OnDemandUnload::Memory);
-            let settled =
-                |limited: &Memory| needed.of(*limited) > memory.limits().of(*limited) || !changing.contains(limited);
-            if let Some(limited) = short.into_iter().find(settled) {
-                return Err(self.refused(name, limited, needed.of(limited)));
+            if let Some(share) = self.reserve_or_unload(name, &needed, &may_change)? {
+                return Ok(share);
             }
-            let _ = timeout(LOOK, memory.changed()).await;
+            let memory = &self.models.shared.memory;
+            lacking = memory.missing(&needed).iter().next().map_or(lacking, |(first, _)| (first, needed.of(first)));
+            let _ = clock::timeout(LOOK, memory.changed()).await;
         }
         Err(self.refused(name, lacking.0, lacking.1))
+    }
+
+    /// Reserves memory if it is free. Otherwise begins to unload models, and returns `None`.
+    ///
+    /// # Errors
+    /// Unloading models is not enough, and nothing may change that.
+    fn reserve_or_unload(
+        self: &Arc<Self>,
+        name: &str,
+        needed: &MemoryBytes,
+        may_change: impl Fn(&Totals) -> bool,
+    ) -> Result<Option<MemoryShare>, String> {
+        let memory = &self.models.shared.memory;
+        let _turn = self.memory.turn();
+        // Read first: if a load ends afterwards, the next call considers its size, and may unload it.
+        let limits = memory.limits().iter().map(|(limited, _)| limited);
+        let changing: Vec<Memory> = limits.filter(|limited| may_change(&memory.totals(*limited))).collect();
+        if memory.missing(needed).is_zero() {
+            return Ok(Some(memory.reserve(needed.clone())));
+        }
+        let short = self.unload_some(&memory.missing_after_ends(needed), OnDemandUnload::Memory);
+        let settled =
+            |limited: &Memory| needed.of(*limited) > memory.limits().of(*limited) || !changing.contains(limited);
+        match short.into_iter().find(settled) {
+            Some(limited) => Err(self.refused(name, limited, needed.of(limited))),
+            None => Ok(None),
+        }
     }
 
     fn refused(&self, name: &str, memory: Memory, needed: u64) -> String {
@@ -301,7 +388,8 @@ impl Loader {
         Vec::new()
     }
 
-    /// Returns the models that may be unloaded now.
+    /// Returns the models that may be unloaded now: those without use that no operation changes. The operation may be the load that
+    /// needs room, of another version of the model.
     fn unloadable(&self) -> Vec<Unloadable> {
         let (table, now) = (self.models.snapshot(), clock::now());
         // The looks of each second are too seldom: with many loads, models stay for less than that.
@@ -309,7 +397,7 @@ impl Loader {
         let uses = self.memory.uses();
         let sizes = self.memory.sizes();
         let mut all = Vec::new();
-        for name in &table.demanded {
+        for name in table.demanded.iter().filter(|name| !self.locks.is_held(name)) {
             let Some(gone) = unloadable(&table, name) else { continue };
             let (mut bytes, mut load) = (MemoryBytes::default(), Duration::ZERO);
             for model in &gone {

@@ -12,7 +12,6 @@ use pharos::metrics::labels::OnDemandUnload;
 use pharos::metrics::record;
 use pharos::repository::{LOAD_PARAMETER, ON_DEMAND, ON_DEMAND_VALUE, State};
 use pharos::timeline::Instant;
-use tokio::time::{sleep, timeout};
 
 use super::control::LoadRequest;
 use super::prepare::{Configuration, Prepared};
@@ -69,7 +68,7 @@ impl Loader {
             loaded.unwrap_or_else(|| Err(InferError::internal(format!("the load of model '{name}' failed"))))
         };
         let loaded = match limit {
-            Some(limit) => timeout(limit, loaded).await.unwrap_or_else(|_| Err(too_late(name, limit))),
+            Some(limit) => clock::timeout(limit, loaded).await.unwrap_or_else(|| Err(too_late(name, limit))),
             None => loaded.await,
         };
         record::on_demand_waited(self.cache(), name, clock::now().ns_since(began));
@@ -110,14 +109,14 @@ impl Loader {
     }
 
     async fn load_on_demand(self: &Arc<Self>, name: &str, model: &OnDemand) -> Result<(), InferError> {
-        if let Err(reason) = self.reserve_for(name).await {
+        let reservation = self.reserve_for(name).await.map_err(|reason| {
             record::on_demand_refused(self.cache(), name);
-            return Err(InferError::not_ready(format!("model '{name}' could not be loaded on demand: {reason}")));
-        }
+            InferError::not_ready(format!("model '{name}' could not be loaded on demand: {reason}"))
+        })?;
         let unloads = self.locks.of(name).unloads();
         let overrides = self.models.snapshot().overrides.get(name).cloned();
         let mut loaded = self.load_all_of(vec![LoadRequest::new(name, overrides)]).await;
-        self.cancel_reservation(name);
+        drop(reservation);
         let missing = || Err(InferError::internal(format!("model '{name}' was not loaded")));
         let loaded = loaded.remove(name).unwrap_or_else(missing);
         record::on_demand_loaded(self.cache(), name, loaded.is_ok());
@@ -215,7 +214,7 @@ impl Loader {
         let loader = self.clone();
         tokio::spawn(async move {
             while !loader.exiting.load(Ordering::Relaxed) {
-                sleep(interval).await;
+                clock::sleep(interval).await;
                 loader.unload_idle(idle.unwrap_or(Duration::MAX));
                 loader.watch_memory().await;
             }

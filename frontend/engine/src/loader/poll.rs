@@ -10,8 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use pharos::repository::Stamp;
-use pharos_os::blocking;
-use tokio::time::sleep;
+use pharos_os::{blocking, clock};
 
 use super::control::LoadRequest;
 use super::{Loader, Mode};
@@ -88,7 +87,7 @@ impl Loader {
         self.runtime.spawn(async move {
             let mut pause = interval;
             loop {
-                sleep(pause).await;
+                clock::sleep(pause).await;
                 if loader.exiting.load(Ordering::Relaxed) {
                     return;
                 }

@@ -13,9 +13,10 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tracing::Level;
 
+use super::WorkerProcess;
 use super::fork_server::ForkServers;
 use super::output::each_line;
-use super::spawn::{self, WorkerProcess};
+use super::spawn::{self, OwnProcess};
 use super::start::{Inherited, Start};
 use super::{TemporaryFiles, why_not_started};
 use crate::launch::Launch;
@@ -120,11 +121,7 @@ impl Drop for Group {
     }
 }
 
-async fn write_and_wait(
-    process: &mut WorkerProcess,
-    input: Option<Sender>,
-    question: String,
-) -> io::Result<ExitStatus> {
+async fn write_and_wait(process: &mut OwnProcess, input: Option<Sender>, question: String) -> io::Result<ExitStatus> {
     let write = async move {
         if let Some(mut stdin) = input {
             // The write fails if the process exits without reading; the exit status tells why.

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::pin::Pin;
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 
@@ -13,14 +14,14 @@ use tokio::process::{Child, Command};
 
 use super::fork_server::{ForkServers, Forked, Unanswered};
 use super::start::Start;
-use super::{affinity, cannot_start, describe, killed_by_system};
+use super::{WorkerProcess, affinity, cannot_start, describe, killed_by_system};
 use crate::launch::limits::Limited;
 use pharos_os::control_groups::{self, ControlGroup};
 use pharos_os::{background, blocking, out_of_memory};
 
 /// A started process with its standard streams.
 pub(super) struct Started {
-    pub(super) process: WorkerProcess,
+    pub(super) process: OwnProcess,
     pub(super) input: Option<Sender>,
     pub(super) output: Receiver,
     pub(super) errors: Receiver,
@@ -55,7 +56,7 @@ pub(super) async fn start(
         Ok(None) => Process::Program(program(start, own)?),
         Err(Unanswered) => return Ok(None),
     };
-    let process = WorkerProcess { process, group };
+    let process = OwnProcess { process, group };
     // A copy has inherited this from its fork server.
     if let (Process::Program(_), Some(pid)) = (&process.process, process.id()) {
         out_of_memory::end_first(pid);
@@ -109,8 +110,8 @@ fn read() -> io::Result<(Sender, OwnedFd)> {
     Ok((ours, theirs.into_blocking_fd()?))
 }
 
-/// The process of a worker. It is killed when dropped, and then its control group is removed.
-pub(crate) struct WorkerProcess {
+/// A process of this machine. When it is dropped, its control group is removed.
+pub(super) struct OwnProcess {
     process: Process,
     group: Option<ControlGroup>,
 }
@@ -120,24 +121,38 @@ enum Process {
     Forked(Forked),
 }
 
-impl WorkerProcess {
-    /// Describes how it ended with this status.
-    pub(crate) fn describe(&self, status: ExitStatus) -> String {
-        let how = describe(status);
-        match self.group.as_ref().and_then(ControlGroup::exceeded_memory).filter(|_| killed_by_system(status)) {
-            Some(limit) => format!("{how}: it exceeded its memory limit of {limit} bytes"),
-            None => how,
-        }
-    }
-
-    /// Returns its process id, if it has not ended.
-    pub(crate) fn id(&self) -> Option<u32> {
+impl WorkerProcess for OwnProcess {
+    fn id(&self) -> Option<u32> {
         match &self.process {
             Process::Program(child) => child.id(),
             Process::Forked(forked) => forked.id(),
         }
     }
 
+    fn wait(&mut self) -> Pin<Box<dyn Future<Output = io::Result<ExitStatus>> + Send + '_>> {
+        match &mut self.process {
+            Process::Program(child) => Box::pin(child.wait()),
+            Process::Forked(forked) => Box::pin(forked.wait()),
+        }
+    }
+
+    fn start_kill(&mut self) -> io::Result<()> {
+        match &mut self.process {
+            Process::Program(child) => child.start_kill(),
+            Process::Forked(forked) => forked.kill(),
+        }
+    }
+
+    fn describe(&self, status: ExitStatus) -> String {
+        let how = describe(status);
+        match self.group.as_ref().and_then(ControlGroup::exceeded_memory).filter(|_| killed_by_system(status)) {
+            Some(limit) => format!("{how}: it exceeded its memory limit of {limit} bytes"),
+            None => how,
+        }
+    }
+}
+
+impl OwnProcess {
     /// Returns its process group, if it has not ended. `None` for a copy of another user, whose number can belong to a process of a
     /// third user when its fork server does not report its end.
     pub(super) fn group(&self, is_own_user: bool) -> Option<u32> {
@@ -145,37 +160,5 @@ impl WorkerProcess {
             Process::Forked(_) if !is_own_user => None,
             _ => self.id(),
         }
-    }
-
-    /// Waits for its end.
-    ///
-    /// # Errors
-    /// Its exit status is unknown.
-    pub(crate) async fn wait(&mut self) -> io::Result<ExitStatus> {
-        match &mut self.process {
-            Process::Program(child) => child.wait().await,
-            Process::Forked(forked) => forked.wait().await,
-        }
-    }
-
-    /// Kills it, and does not wait for its end.
-    ///
-    /// # Errors
-    /// It has ended.
-    pub(crate) fn start_kill(&mut self) -> io::Result<()> {
-        match &mut self.process {
-            Process::Program(child) => child.start_kill(),
-            Process::Forked(forked) => forked.kill(),
-        }
-    }
-
-    /// Kills it, and waits for its end.
-    ///
-    /// # Errors
-    /// Its exit status is unknown.
-    pub(crate) async fn kill(&mut self) -> io::Result<()> {
-        // Fails if it has ended.
-        let _ = self.start_kill();
-        self.wait().await.map(drop)
     }
 }

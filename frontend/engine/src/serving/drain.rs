@@ -3,6 +3,8 @@
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use pharos::timeline::Instant;
+use pharos_os::clock;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -35,7 +37,7 @@ impl ModelTable {
     pub(crate) async fn drain(&self, limit: Duration) -> Unfinished {
         let all = self.executors();
         let drivers = || all.iter().filter_map(|executor| executor.driver());
-        let give_up = tokio::time::Instant::now() + limit;
+        let give_up = clock::now() + limit;
         // The remaining steps of ensemble requests need the members, so those stop last.
         let needed = |name: &str| all.iter().filter_map(|e| e.ensemble()).any(|e| e.plan().members().contains(name));
         drivers().filter(|driver| !needed(&driver.model.name)).for_each(|driver| driver.stop());
@@ -58,7 +60,7 @@ impl ModelTable {
             () = join(&mut stopped) => {}
             () = async { drop(abort_drain.wait_for(|abort_drain| *abort_drain).await) } => {
                 all.iter().for_each(|executor| executor.kill());
-                let _ = tokio::time::timeout(KILLED, join(&mut stopped)).await;
+                let _ = clock::timeout(KILLED, join(&mut stopped)).await;
             }
         }
         left
@@ -82,10 +84,10 @@ impl ModelTable {
 async fn until_none(
     left: impl Fn() -> Unfinished,
     abort_drain: &watch::Receiver<bool>,
-    give_up: tokio::time::Instant,
+    give_up: Instant,
 ) -> Unfinished {
-    while !left().is_none() && !*abort_drain.borrow() && tokio::time::Instant::now() < give_up {
-        tokio::time::sleep(Duration::from_millis(10)).await;
+    while !left().is_none() && !*abort_drain.borrow() && clock::now() < give_up {
+        clock::sleep(Duration::from_millis(10)).await;
     }
     left()
 }

@@ -10,8 +10,7 @@ use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::Scheduling;
 use pharos::repository::{ON_DEMAND, State, UNLOADED};
-use pharos_os::blocking;
-use tokio::time::sleep;
+use pharos_os::{blocking, clock};
 
 use super::{Executor, ModelTable, Serving, Snapshot};
 
@@ -140,7 +139,7 @@ impl ModelTable {
             drop(serving);
             // A request in flight holds the executor from the lookup to the answer.
             while Arc::strong_count(&executor) > 1 {
-                sleep(LOOK).await;
+                clock::sleep(LOOK).await;
             }
             executor.stop().await;
             if let Some(driver) = executor.driver() {
@@ -158,7 +157,7 @@ impl ModelTable {
         // The version is held here and in the table, its executor here and by the version.
         let is_held = || Arc::strong_count(serving) > 2 || Arc::strong_count(executor) > 2;
         while (is_held() || executor.running_sequences() > 0) && self.snapshot().is_ending(serving) {
-            sleep(LOOK).await;
+            clock::sleep(LOOK).await;
         }
         self.change(|table| {
             if let Some(all) = table.ending.get_mut(&*serving.model.name) {

@@ -13,8 +13,8 @@ use pharos::metrics::series::ModelSeries;
 use pharos::model::{Checked, ModelConfig};
 use pharos::repository::{VersionFingerprint, not_at_ready_state};
 
-use super::MemoryShare;
 use crate::ensemble::Ensemble;
+use crate::model_memory::MemoryShare;
 use crate::scheduler::Driver;
 use crate::store::ModelFiles;
 use crate::supervisor::Instances;

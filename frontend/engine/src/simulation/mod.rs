@@ -6,12 +6,14 @@
 mod calls;
 mod checks;
 mod ensembles;
+mod loading;
 mod models;
 mod processes;
 mod steps;
 mod worker;
 mod world;
 
+use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
@@ -79,19 +81,24 @@ fn a_seed_reproduces_a_simulation() {
     }
 }
 
-/// `make simulate SECONDS=... FIRST_SEED=...`: prints what was covered, and each seed that fails.
+/// `make simulate SECONDS=... FIRST_SEED=...`
 #[test]
 #[ignore = "runs for PHAROS_SIMULATE_SECONDS: make simulate"]
-#[allow(clippy::disallowed_methods)]
 fn simulate_for_long() {
+    for_long(SEEDS, run, Coverage::add);
+}
+
+/// Runs simulations for the time that the environment says. Prints what was covered, and each seed that fails.
+#[allow(clippy::disallowed_methods)]
+fn for_long<C: Debug + Default>(first: u64, run: impl Fn(u64) -> Result<(C, u64), String>, add: impl Fn(&mut C, &C)) {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let seconds = number("PHAROS_SIMULATE_SECONDS").unwrap_or(60);
-    let first = number("PHAROS_SIMULATE_FIRST_SEED").unwrap_or(SEEDS);
+    let first = number("PHAROS_SIMULATE_FIRST_SEED").unwrap_or(first);
     let begun = std::time::Instant::now();
-    let (mut seed, mut failures, mut all) = (first, Vec::new(), Coverage::default());
+    let (mut seed, mut failures, mut all) = (first, Vec::new(), C::default());
     while begun.elapsed() < Duration::from_secs(seconds) {
         match run(seed) {
-            Ok((coverage, _)) => all.add(&coverage),
+            Ok((coverage, _)) => add(&mut all, &coverage),
             Err(error) => {
                 println!("{error}");
                 failures.push(seed);

@@ -66,9 +66,10 @@ pub(super) enum Step {
 }
 
 /// A simulated process.
-pub(super) struct Worker {
-    pub(super) link: SharedLink,
-    end: WorkerEnd,
+pub(super) struct Worker<L = SharedLink> {
+    /// The frontend's end, if the simulation has it.
+    pub(super) link: L,
+    pub(super) end: WorkerEnd,
     inputs: SharedMemory,
     outputs: SharedMemory,
     arena: Arena,
@@ -83,6 +84,9 @@ pub(super) struct Worker {
     /// Whether it waits for clients, and whether one has read responses or is gone since.
     waits: bool,
     woken: bool,
+    /// Whether it was asked to load a model, and to stop.
+    pub(super) to_load: bool,
+    pub(super) to_stop: bool,
 }
 
 /// The values of the requests of a batch: those of each request, in order.
@@ -92,12 +96,21 @@ impl Worker {
     /// Starts a process that is connected to the frontend.
     pub(super) fn start() -> Self {
         let (link, end) = worker_end::connect();
+        Self::of(link, end)
+    }
+}
+
+impl<L> Worker<L> {
+    /// Returns a process that has this end of a connection.
+    pub(super) fn of(link: L, end: WorkerEnd) -> Self {
         let capacity = usize::try_from(memory::CAPACITY).unwrap();
         Self {
             inputs: SharedMemory::map(&end.inputs, capacity).unwrap(),
             outputs: SharedMemory::map(&end.outputs, capacity).unwrap(),
             link,
             end,
+            to_load: false,
+            to_stop: false,
             arena: Arena::new(memory::CAPACITY),
             lent: HashMap::new(),
             batches: VecDeque::new(),
@@ -120,6 +133,8 @@ impl Worker {
                 }
                 ToWorker::Release(offsets) => self.release(&offsets),
                 ToWorker::Credits(credits) => self.on_credits(credits),
+                ToWorker::Load(_) => self.to_load = true,
+                ToWorker::Shutdown => self.to_stop = true,
                 ToWorker::SequenceEnded(keys) => self.totals.retain(|key, _| !keys.contains(key)),
                 _ => {}
             }

@@ -116,6 +116,10 @@ impl Faults {
 pub(super) struct Random(u64);
 
 impl Random {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
     pub(super) fn below(&mut self, end: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -164,7 +168,7 @@ impl World {
     pub(super) fn new(seed: u64, empty: &Path) -> Self {
         let now = Instant(1_000_000_000);
         virtual_time::set(now);
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let metrics = Arc::new(Cache::new(Catalog::shipped(), Settings::new("h")));
         let limit = Limit { name: "R".to_owned(), count: UNITS, device: None };
         let limits = random.chance(2).then(|| Limits::new(vec![limit]));

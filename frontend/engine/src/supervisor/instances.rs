@@ -15,6 +15,7 @@ use super::{Health, Instance, Plan};
 use crate::scheduler::Driver;
 use crate::scheduler::placement::Placement;
 use crate::wire::SharedLink;
+use pharos_os::clock;
 use pharos_os::descriptors::Reserved;
 
 /// The interval of checking whether a retired instance is idle.
@@ -386,7 +387,7 @@ impl Instances {
 async fn end(all: &Mutex<Vec<Arc<Handle>>>, gone: &[Arc<Handle>], driver: &Arc<Driver>, interval: Duration) {
     for handle in gone {
         while !driver.is_retired(handle.id) {
-            tokio::time::sleep(interval).await;
+            clock::sleep(interval).await;
         }
         handle.ask_to_stop();
     }

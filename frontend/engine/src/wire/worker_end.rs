@@ -4,8 +4,10 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdStream;
 use std::sync::Arc;
 
-use pharos::wire::ring::{self, Consumer};
-use pharos::wire::{PREFIX, ToWorker, decode_to_worker, payload_length};
+use std::io::Write;
+
+use pharos::wire::ring::{self, Consumer, Producer};
+use pharos::wire::{PREFIX, ToFrontend, ToWorker, decode_to_worker, payload_length};
 use tokio::net::UnixStream;
 
 use super::{Link, LinkParts, SharedLink};
@@ -15,16 +17,22 @@ use pharos_telemetry::metrics::Ring;
 
 /// What a worker has of a link. The connection is open while this lives.
 pub(crate) struct WorkerEnd {
-    frames: Consumer,
+    frames: (Producer, Consumer),
     /// The memory of the arena of inputs.
     pub(crate) inputs: OwnedFd,
     /// The memory of the arena of outputs.
     pub(crate) outputs: OwnedFd,
-    _sockets: (StdStream, StdStream),
+    sockets: (StdStream, StdStream),
+}
+
+/// Creates a link that is shared, and the worker's end of it. The caller is in a Tokio runtime.
+pub(crate) fn connect() -> (SharedLink, WorkerEnd) {
+    let (link, end) = create();
+    (Arc::new(link), end)
 }
 
 /// Creates a link and the worker's end of it. The caller is in a Tokio runtime.
-pub(crate) fn connect() -> (SharedLink, WorkerEnd) {
+pub(crate) fn create() -> (Link, WorkerEnd) {
     let (ours, theirs) = StdStream::pair().unwrap();
     ours.set_nonblocking(true).unwrap();
     let frames = ring::create().unwrap();
@@ -39,15 +47,16 @@ pub(crate) fn connect() -> (SharedLink, WorkerEnd) {
         arenas,
         ring,
     });
-    let frames = ring::of_worker(&frames).unwrap().1;
-    (Arc::new(link), WorkerEnd { frames, inputs, outputs, _sockets: (theirs, of_regions) })
+    theirs.set_nonblocking(true).unwrap();
+    let frames = ring::of_worker(&frames).unwrap();
+    (link, WorkerEnd { frames, inputs, outputs, sockets: (theirs, of_regions) })
 }
 
 impl WorkerEnd {
     /// Returns the frames that were sent to the worker since the last call.
     pub(crate) fn received(&mut self) -> Vec<ToWorker> {
         let mut bytes = Vec::new();
-        self.frames.read_all(&mut bytes).unwrap();
+        self.frames.1.read_all(&mut bytes).unwrap();
         let (mut rest, mut frames) = (bytes.as_slice(), Vec::new());
         while let Some((prefix, after)) = rest.split_first_chunk::<PREFIX>() {
             let (payload, after) = after.split_at(payload_length(*prefix).unwrap());
@@ -55,5 +64,14 @@ impl WorkerEnd {
             rest = after;
         }
         frames
+    }
+
+    /// Sends a frame to the frontend, which has room for it, and wakes the frontend.
+    pub(crate) fn send(&mut self, frame: &ToFrontend) {
+        let mut bytes = Vec::new();
+        frame.encode(&mut bytes);
+        assert_eq!(self.frames.0.write(&bytes).unwrap(), bytes.len());
+        // The frontend may have closed the connection, or has not read earlier wake-ups.
+        let _ = self.sockets.0.write(&[1]);
     }
 }

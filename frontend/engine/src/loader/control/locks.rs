@@ -51,6 +51,11 @@ impl Locks {
         Lock { locks: self.clone(), name: name.to_owned(), one }
     }
 
+    /// Returns whether an operation has the lock of a model.
+    pub(in crate::loader) fn is_held(&self, name: &str) -> bool {
+        self.all().get(name).is_some_and(|one| one.turn.try_lock().is_err())
+    }
+
     fn all(&self) -> MutexGuard<'_, BTreeMap<String, Arc<ModelLock>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -96,7 +101,9 @@ mod tests {
         let locks = Locks::default();
         let (first, second) = (locks.of("m"), locks.of("m"));
         let mut unloads = first.unloads();
+        assert!(!locks.is_held("m"));
         let held = first.held().await;
+        assert!(locks.is_held("m") && !locks.is_held("other"));
         assert!(second.one.turn.try_lock().is_err());
         assert!(locks.of("other").one.turn.try_lock().is_ok());
         assert_eq!(locks.all().len(), 1);

@@ -151,6 +151,14 @@ impl MemoryShare {
         });
     }
 
+    /// Adds the bytes of another share, which has none afterwards.
+    pub(crate) fn merge(&self, other: &Self) {
+        let more = other.bytes();
+        // In this order, so that no other load takes them meanwhile.
+        self.change(|state| state.bytes.add(&more));
+        other.change(|state| state.bytes = MemoryBytes::default());
+    }
+
     /// Records that the version ends, so that its memory is free soon.
     pub(crate) fn end(&self) {
         self.change(|state| state.stage = Stage::Ending);
