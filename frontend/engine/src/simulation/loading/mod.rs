@@ -280,7 +280,7 @@ async fn simulate(world: &mut World) -> Result<(), String> {
 }
 
 /// The number of simulations in `make test`.
-const SEEDS: u64 = 40;
+const SEEDS: u64 = 400;
 
 #[test]
 fn every_load_and_request_ends_and_nothing_is_left() {
