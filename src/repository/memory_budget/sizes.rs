@@ -84,6 +84,11 @@ impl Expectation {
         }
     }
 
+    /// Returns the bytes, guesses included.
+    pub fn bytes(&self) -> MemoryBytes {
+        self.0.iter().map(|(memory, expected)| (*memory, expected.bytes())).collect()
+    }
+
     /// Returns the bytes to make free. A guess alone is no reason to refuse a load: the size is checked after it.
     pub fn within(&self, limits: &MemoryBytes) -> MemoryBytes {
         let within = |(memory, expected): (&Memory, &Expected)| {

@@ -37,7 +37,7 @@ pub(super) struct MemoryBudget {
     /// How often models are used. Locked only for one look at all models.
     uses: Mutex<Uses>,
     /// Memory that is reserved for the versions of models whose load has not begun, by the name of the model.
-    reserved: Mutex<BTreeMap<String, MemoryShare>>,
+    reserved: Mutex<BTreeMap<String, Reserved>>,
     /// Held while models are chosen and withdrawn, and while what is free is reserved, without any wait.
     turn: Mutex<()>,
     /// Held by a load on demand until it has a reservation, so that a large one gets its turn. Loads that have begun do not wait for
@@ -58,9 +58,16 @@ impl MemoryBudget {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn reserved(&self) -> MutexGuard<'_, BTreeMap<String, MemoryShare>> {
+    fn reserved(&self) -> MutexGuard<'_, BTreeMap<String, Reserved>> {
         self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The memory that is reserved for a model whose load has not begun.
+struct Reserved {
+    share: MemoryShare,
+    /// Whether it is less than expected, because a guess alone is no reason to refuse a load.
+    reduced: bool,
 }
 
 /// The memory that a load on demand has reserved.
@@ -75,9 +82,9 @@ impl Drop for Reservation {
         let mut reserved = self.loader.memory.reserved();
         for (name, bytes) in &self.parts {
             // Another load can have reserved for the same model.
-            if let Some(share) = reserved.get(name) {
-                drop(share.split(bytes));
-                if share.bytes().is_zero() {
+            if let Some(left) = reserved.get(name) {
+                drop(left.share.split(bytes));
+                if left.share.bytes().is_zero() {
                     reserved.remove(name);
                 }
             }
@@ -124,15 +131,20 @@ impl Loader {
         let unmeasured = self.unmeasured(model).await;
         let expected = || self.expected(model.name, model.version, &unmeasured).within(memory.limits());
         // The model may have other versions, or more instances, than when its memory was reserved.
-        let reserved = self.memory.reserved().get(model.name).map(|share| share.split(&expected()));
-        let needed = || {
-            let mut needed = expected();
-            reserved.iter().for_each(|share| needed.subtract(&share.bytes()));
-            needed
+        let of_model = |reserved: &Reserved| (reserved.share.split(&expected()), reserved.reduced);
+        let reserved = self.memory.reserved().get(model.name).map(of_model);
+        let needed = || match &reserved {
+            None => expected(),
+            Some((_, true)) => MemoryBytes::default(),
+            Some((share, false)) => {
+                let mut needed = expected();
+                needed.subtract(&share.bytes());
+                needed
+            }
         };
         // The loads of others that have begun will end, but those that have not may wait for what this load holds.
         let share = self.make_room(model.name, needed, |totals| totals.loading > 0).await?;
-        if let Some(reserved) = reserved {
+        if let Some((reserved, _)) = reserved {
             share.merge(&reserved);
         }
         share.begin_load();
@@ -203,14 +215,18 @@ impl Loader {
         let reserved = self.make_room(name, needed, may_change).await?;
         let (whole, expected) = (reserved.bytes(), expected());
         let all = sum(&expected);
+        let reduced = !whole.covers(&all.bytes());
         let parts = expected.iter().map(|one| reserved.split(&one.part_of(&whole, &all)));
         let mut by_name = self.memory.reserved();
         let mut reservation = Reservation { loader: self.clone(), parts: Vec::new() };
         for ((name, ..), part) in models.iter().zip(parts) {
             reservation.parts.push(((*name).clone(), part.bytes()));
-            match by_name.get(*name) {
-                Some(others) => others.merge(&part),
-                None => drop(by_name.insert((*name).clone(), part)),
+            match by_name.get_mut(*name) {
+                Some(others) => {
+                    others.share.merge(&part);
+                    others.reduced |= reduced;
+                }
+                None => drop(by_name.insert((*name).clone(), Reserved { share: part, reduced })),
             }
         }
         Ok(reservation)
