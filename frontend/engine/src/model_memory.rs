@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pharos::repository::memory_budget::{Memory, MemoryBytes};
-use tokio::sync::Notify;
+use tokio::sync::watch;
 
 /// The memory that all models use or have reserved.
 #[derive(Debug, Default)]
@@ -13,8 +13,8 @@ pub(crate) struct MemoryUse {
     limits: MemoryBytes,
     // Locked only to read or change the numbers.
     totals: Mutex<BTreeMap<Memory, Totals>>,
-    /// Notified after each change of the numbers.
-    changed: Notify,
+    /// Sent to after each change of the numbers.
+    changes: watch::Sender<()>,
 }
 
 /// Numbers of bytes in one memory.
@@ -54,7 +54,7 @@ struct ShareState {
 
 impl MemoryUse {
     pub(crate) fn new(limits: MemoryBytes) -> Arc<Self> {
-        Arc::new(Self { limits, totals: Mutex::default(), changed: Notify::new() })
+        Arc::new(Self { limits, totals: Mutex::default(), changes: watch::Sender::default() })
     }
 
     /// The most bytes that models may use, with an entry for each limited memory.
@@ -96,9 +96,9 @@ impl MemoryUse {
         beyond.collect()
     }
 
-    /// Waits for a change of the numbers since the last call returned. Only one task may wait.
-    pub(crate) async fn changed(&self) {
-        self.changed.notified().await;
+    /// Returns a receiver that is notified after each change of the numbers.
+    pub(crate) fn changes(&self) -> watch::Receiver<()> {
+        self.changes.subscribe()
     }
 
     /// Counts `bytes` as used until the returned share is dropped.
@@ -180,8 +180,7 @@ impl MemoryShare {
             state.stage.total(totals).iter_mut().for_each(|total| **total += bytes);
         }
         drop(totals);
-        // Kept for the next call if no task waits.
-        self.of.changed.notify_one();
+        self.of.changes.send_replace(());
     }
 
     fn lock(&self) -> MutexGuard<'_, ShareState> {
@@ -209,8 +208,6 @@ impl Drop for MemoryShare {
 
 #[cfg(test)]
 mod tests {
-    use futures_util::FutureExt;
-
     use super::*;
 
     fn bytes(main: u64, gpu: u64) -> MemoryBytes {
@@ -242,18 +239,22 @@ mod tests {
         assert_eq!(of(&memory), [Totals::default(); 2]);
     }
 
-    #[tokio::test]
-    async fn a_task_that_waits_for_memory_learns_of_each_change() {
+    #[test]
+    fn all_that_wait_for_memory_learn_of_each_change() {
         let memory = MemoryUse::new(bytes(1000, 10));
+        let mut waiting = [memory.changes(), memory.changes()];
+        let mut have_changed = || {
+            let have_changed = waiting.each_ref().map(|one| one.has_changed().is_ok_and(|changed| changed));
+            waiting.iter_mut().for_each(|one| one.mark_unchanged());
+            have_changed
+        };
+        assert_eq!(have_changed(), [false; 2]);
         let share = memory.reserve(bytes(100, 1));
-        let has_changed = || memory.changed().now_or_never().is_some();
-        assert_eq!([has_changed(), has_changed()], [true, false]);
+        assert_eq!([have_changed(), have_changed()], [[true; 2], [false; 2]]);
         share.end();
-        assert_eq!([has_changed(), has_changed()], [true, false]);
+        assert_eq!([have_changed(), have_changed()], [[true; 2], [false; 2]]);
         drop(share);
-        assert!(has_changed(), "a change before the wait counts");
-        let (waits, share) = tokio::join!(memory.changed(), async { memory.reserve(bytes(100, 1)) });
-        assert_eq!((waits, share.bytes()), ((), bytes(100, 1)));
+        assert_eq!(have_changed(), [true; 2]);
     }
 
     #[test]

@@ -174,8 +174,8 @@ impl Sizes {
     }
 
     /// Returns the bytes that a version is expected to use in the memories of its instances: for each instance as many as in its last
-    /// load. Of a memory in which it was never loaded, each instance is expected to need the files and the largest overhead that was measured with
-    /// this backend.
+    /// load. Of a memory in which it was never loaded, each instance is expected to need the files and the largest overhead that was
+    /// measured with this backend.
     pub fn expected(&self, name: &str, version: u64, model: &Unmeasured<'_>) -> Expectation {
         let known = self.known(name, version);
         let of = |(memory, instances): (&Memory, &u64)| {

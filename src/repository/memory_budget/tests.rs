@@ -37,11 +37,14 @@ fn model(name: &str, bytes: MemoryBytes, interval_s: u64, load_ms: u64) -> Model
 }
 
 fn candidates(models: &[Model]) -> Vec<Candidate<'_>> {
-    let mut all = Vec::new();
-    for Model { name, bytes, uses_per_second, load } in models {
-        all.push(Candidate { name, bytes, uses_per_second: *uses_per_second, load: *load });
-    }
-    all
+    let all = models.iter();
+    all.map(|Model { name, bytes, uses_per_second, load }| Candidate {
+        name,
+        bytes,
+        uses_per_second: *uses_per_second,
+        load: *load,
+    })
+    .collect()
 }
 
 #[test]

@@ -166,7 +166,7 @@ def test_every_request_is_answered_once_while_workers_are_killed(tmp_path):
         for client in clients:
             client.join(DEADLINE_S)
             assert not client.is_alive(), "a request is not answered"
-            assert client.error is None, f"a client has failed: {client.error!r}"
+            assert client.error is None, f"client error: {client.error!r}"
         took, codes = time.monotonic() - begun, sum((client.codes for client in clients), Counter())
         eventually("all workers are there again", lambda: has_all_workers(server))
         metrics = server.scrape()

@@ -14,6 +14,7 @@ use pharos::metrics::catalog::Kind;
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::{ModelConfig, Scheduling, TensorSpec, Warmup, WarmupBatch};
+use pharos::repository::memory_budget::MemoryBytes;
 use pharos::repository::{Change, VersionFingerprint, changes};
 use pharos::timeline::Instant;
 
@@ -256,8 +257,8 @@ impl Loader {
             let plan = Arc::new(Plan { _memory: room.0.clone(), ..plan });
             instances.resize(&plan, &placements, driver).await?;
             if let (Some(share), Some(room)) = (serving.executor.memory(), room.keep()) {
-                share.merge(&room);
                 share.set(size);
+                room.set(MemoryBytes::default());
             }
             record::memory_usage(&serving.series, instances.memory(), self.gpu_memory(instances).await);
             tracing::info!(model = %serving.model, instances = placements.len(), "instances changed in place");

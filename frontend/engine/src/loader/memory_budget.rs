@@ -18,7 +18,7 @@ use tokio::sync;
 
 use super::Loader;
 use super::memory_sizes::{ToLoad, ToMeasure, files_of};
-use super::unloading::unloadable;
+use super::unloading::demanded;
 use crate::model_memory::{MemoryShare, Totals};
 use crate::serving::{Serving, Snapshot, UnloadedVersion};
 use pharos_os::{blocking, clock};
@@ -265,11 +265,10 @@ impl Loader {
                 (self.measure(vec![to_measure]).await.pop().unwrap_or(before), now)
             }
         };
-        let of_each = instances.clone();
         let is_known = self.memory.sizes().is_known(model.name, model.version, instances.keys());
         let files = if is_known { None } else { Some(files_of(model.directory).await) };
+        let size = KnownSize { bytes: bytes.clone(), instances: instances.clone(), load: time, fingerprint, measured };
         let unmeasured = files.map(|files| model.unmeasured(files, instances));
-        let size = KnownSize { bytes: bytes.clone(), instances: of_each, load: time, fingerprint, measured };
         self.memory.sizes().loaded(model.name, model.version, size, unmeasured.as_ref());
         share.set(bytes.clone());
         // Other memories may have no room left because of other models.
@@ -342,15 +341,16 @@ impl Loader {
         needed: impl Fn() -> MemoryBytes,
         may_change: impl Fn(&Totals) -> bool,
     ) -> Result<MemoryShare, String> {
-        let (began, mut lacking) = (clock::now(), (Memory::Main, 0));
+        let memory = &self.models.shared.memory;
+        let (began, mut lacking, mut changes) = (clock::now(), (Memory::Main, 0), memory.changes());
         while !self.exiting.load(Ordering::Relaxed) && clock::now() - began < LONGEST_WAIT {
+            changes.mark_unchanged();
             let needed = needed();
             if let Some(share) = self.reserve_or_unload(name, &needed, &may_change)? {
                 return Ok(share);
             }
-            let memory = &self.models.shared.memory;
             lacking = memory.missing(&needed).iter().next().map_or(lacking, |(first, _)| (first, needed.of(first)));
-            let _ = clock::timeout(LOOK, memory.changed()).await;
+            let _ = clock::timeout(LOOK, changes.changed()).await;
         }
         Err(self.refused(name, lacking.0, lacking.1))
     }
@@ -408,13 +408,14 @@ impl Loader {
     /// needs room, of another version of the model.
     fn unloadable(&self) -> Vec<Unloadable> {
         let (table, now) = (self.models.snapshot(), clock::now());
+        let demanded = demanded(&table);
         // The looks of each second are too seldom: with many loads, models stay for less than that.
-        self.look_at_uses(&table, now, Duration::MAX);
+        self.look_at_uses(&table, &demanded, (now, Duration::MAX));
         let uses = self.memory.uses();
         let sizes = self.memory.sizes();
         let mut all = Vec::new();
-        for name in table.demanded.iter().filter(|name| !self.locks.is_held(name)) {
-            let Some(gone) = unloadable(&table, name) else { continue };
+        for (name, ends) in demanded.into_iter().filter(|(name, _)| !self.locks.is_held(name)) {
+            let Some(gone) = ends else { continue };
             let (mut bytes, mut load) = (MemoryBytes::default(), Duration::ZERO);
             for model in &gone {
                 for (version, serving) in table.serving.get(*model).into_iter().flatten() {
@@ -422,7 +423,7 @@ impl Loader {
                     load += sizes.known(model, *version).map_or(Duration::ZERO, |known| known.load);
                 }
             }
-            all.push(Unloadable { name: name.clone(), bytes, uses_per_second: uses.per_second(now, name), load });
+            all.push(Unloadable { name: name.to_owned(), bytes, uses_per_second: uses.per_second(now, name), load });
         }
         all
     }

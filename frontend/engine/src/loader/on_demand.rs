@@ -15,7 +15,7 @@ use pharos::timeline::Instant;
 
 use super::control::LoadRequest;
 use super::prepare::{Configuration, Prepared};
-use super::unloading::unloadable;
+use super::unloading::{Demanded, demanded};
 use super::{Loader, Mode};
 use crate::serving::{ModelTable, OnDemand, Snapshot};
 use pharos_os::clock;
@@ -226,7 +226,7 @@ impl Loader {
         let unused = {
             let table = self.models.snapshot();
             self.memory.uses().retain(|name| table.on_demand.contains_key(name));
-            self.look_at_uses(&table, clock::now(), idle)
+            self.look_at_uses(&table, &demanded(&table), (clock::now(), idle))
         };
         for name in unused {
             self.unload_unused(&name, OnDemandUnload::Idle);
@@ -234,11 +234,15 @@ impl Loader {
     }
 
     /// Records which models were used since the last look. Returns those that may be unloaded and had no requests for `idle`.
-    pub(super) fn look_at_uses(&self, table: &Snapshot, now: Instant, idle: Duration) -> Vec<String> {
-        let loaded = table.demanded.iter().filter_map(|name| {
-            let (versions, model) = (table.serving.get(name)?, table.on_demand.get(name)?);
-            let uses = unloadable(table, name).and_then(|_| model.uses(versions));
-            Some((name.as_str(), uses))
+    pub(super) fn look_at_uses(
+        &self,
+        table: &Snapshot,
+        demanded: &[Demanded<'_>],
+        (now, idle): (Instant, Duration),
+    ) -> Vec<String> {
+        let loaded = demanded.iter().filter_map(|(name, ends)| {
+            let (versions, model) = (table.serving.get(*name)?, table.on_demand.get(*name)?);
+            Some((*name, ends.as_ref().and_then(|_| model.uses(versions))))
         });
         self.memory.uses().look(now, idle, loaded)
     }

@@ -54,6 +54,14 @@ pub(super) fn unloadable<'t>(table: &'t Snapshot, name: &'t str) -> Option<Vec<&
     versions.all(|serving| !is_kept(serving) && serving.executor.is_idle()).then_some(gone)
 }
 
+/// A model that requests have loaded, with the models that its unload ends; see [`unloadable`].
+pub(super) type Demanded<'t> = (&'t str, Option<Vec<&'t str>>);
+
+/// Returns all models that requests have loaded.
+pub(super) fn demanded(table: &Snapshot) -> Vec<Demanded<'_>> {
+    table.demanded.iter().map(|name| (name.as_str(), unloadable(table, name))).collect()
+}
+
 /// Returns the members of an ensemble that nothing needs without it.
 fn released<'t>(table: &'t Snapshot, name: &str) -> BTreeSet<&'t str> {
     let kept = |member: &str| {

@@ -36,14 +36,18 @@ fn run(seed: u64) -> Result<(Coverage, u64), String> {
     let empty = tempfile::tempdir().unwrap();
     let mut world = World::new(seed, empty.path());
     let begun = world.now;
-    let outcome = catch_unwind(AssertUnwindSafe(|| simulate(&mut world)));
-    let outcome = outcome.unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().cloned();
-        Err(text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default())
-    });
+    let outcome = caught(|| simulate(&mut world));
     let at = world.now - begun;
     outcome.map_err(|error| format!("seed {seed}, after {at:?}: {error}"))?;
     Ok((world.coverage, world.trace))
+}
+
+/// Runs a simulation, and returns the text of a panic as its error.
+fn caught(simulate: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+    catch_unwind(AssertUnwindSafe(simulate)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        Err(text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default())
+    })
 }
 
 fn simulate(world: &mut World) -> Result<(), String> {
@@ -67,7 +71,12 @@ const SEEDS: u64 = 120;
 
 #[test]
 fn nothing_is_lost_whatever_fails() {
-    for seed in KEPT.into_iter().chain(0..SEEDS) {
+    run_all(KEPT.into_iter().chain(0..SEEDS), run);
+}
+
+/// Runs a simulation with each seed, until one fails.
+fn run_all<C>(seeds: impl Iterator<Item = u64>, run: impl Fn(u64) -> Result<(C, u64), String>) {
+    for seed in seeds {
         if let Err(error) = run(seed) {
             panic!("{error}");
         }

@@ -14,9 +14,9 @@ use pharos::timeline::Instant;
 use tokio::task::JoinHandle;
 
 use super::World;
-use super::repository::{ENSEMBLES, MODELS};
+use super::repository::{self, ENSEMBLES, MODELS};
 use crate::calls::Models;
-use crate::loader::{Loader, Mode};
+use crate::loader::Loader;
 use crate::model_memory::Totals;
 use crate::simulation::calls::values_of;
 use crate::simulation::worker::answer_to;
@@ -98,7 +98,7 @@ impl World {
     /// Does something at random.
     pub(super) fn act(&mut self) {
         let name = self.some_model();
-        let by_request = !matches!(self.mode, Mode::Poll(_));
+        let by_request = self.mode.by_request();
         let [change, load, unload, cancel] = self.rates;
         match self.random.below(100) {
             chosen if chosen < change => self.change(&name),
@@ -153,6 +153,11 @@ impl World {
         );
         let given = self.random.chance(4) && model.starts_with('m');
         let config = given.then(|| Override { config, ..Override::default() });
+        self.load_with(model, config);
+    }
+
+    /// Loads a model, with a configuration of the client if there is one.
+    fn load_with(&mut self, model: String, config: Option<Override>) {
         let (loader, name) = (self.loader.clone(), model.clone());
         self.clients.begin(Operation::Load(model), async move {
             loader.load_model(&name, config).await.map(|()| None).map_err(|error| error.message)
@@ -237,21 +242,20 @@ impl World {
         self.repository.restore();
         // Polls see it twice, and pauses after failed loads end.
         self.pass(self.now + Duration::from_secs(61)).await?;
-        let all = || MODELS.iter().copied().chain(ENSEMBLES.iter().map(|(name, _)| *name));
-        if matches!(self.mode, Mode::Poll(_)) {
-            for name in all() {
+        if !self.mode.by_request() {
+            for name in repository::names() {
                 self.check_answer(name).await?;
             }
             return Ok(());
         }
         // Not all fit into a limited memory at the same time.
         self.unload_all().await?;
-        for name in all() {
+        for name in repository::names() {
             let on_demand = self.loader.models().snapshot().on_demand.contains_key(name);
             // A model that was unloaded while the repository did not have it is no longer loaded on demand.
             if !on_demand {
                 let before = self.coverage.failed_loads;
-                self.load_usual(name);
+                self.load_with(name.to_owned(), None);
                 self.finish().await?;
                 if self.coverage.failed_loads > before {
                     return Err(format!("'{name}' cannot be loaded at the end: {}", self.clients.last_error));
@@ -268,7 +272,7 @@ impl World {
     /// # Errors
     /// Something is left of one.
     async fn unload_all(&mut self) -> Result<(), String> {
-        for name in MODELS.iter().copied().chain(ENSEMBLES.iter().map(|(name, _)| *name)) {
+        for name in repository::names() {
             self.unload(name.to_owned());
         }
         self.finish().await?;
@@ -294,13 +298,6 @@ impl World {
             }
             false => Ok(()),
         }
-    }
-
-    fn load_usual(&mut self, name: &str) {
-        let (loader, model) = (self.loader.clone(), name.to_owned());
-        self.clients.begin(Operation::Load(name.to_owned()), async move {
-            loader.load_model(&model, None).await.map(|()| None).map_err(|error| error.message)
-        });
     }
 }
 

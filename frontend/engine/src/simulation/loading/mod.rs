@@ -21,7 +21,7 @@ use super::world::Random;
 use crate::loader::{Loader, Mode};
 use crate::scheduler::Timer;
 use clients::{Clients, Operation};
-use pharos_os::clock::{self, virtual_time};
+use pharos_os::clock::virtual_time;
 use repository::Repository;
 use workers::{Faults, Processes, Seen};
 
@@ -104,7 +104,7 @@ impl World {
             1 => Faults { start: 100, load: 20, die: 100, fail: 50, stay: 50 },
             _ => Faults { start: 20, load: 4, die: 20, fail: 10, stay: 10 },
         };
-        let limit = (random.chance(2) && !matches!(mode, Mode::Poll(_))).then_some(FITTING * (PROCESS + 4096));
+        let limit = (random.chance(2) && mode.by_request()).then_some(FITTING * (PROCESS + 4096));
         let repository = Repository::new();
         let processes = Processes::new(Random::new(random.below(u64::MAX)), faults);
         let timer = Timer::without_thread();
@@ -251,17 +251,15 @@ impl World {
 /// What was wrong, and when.
 fn run(seed: u64) -> Result<(Coverage, u64), String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let mut world = World::new(seed);
-        let begun = world.now;
-        let outcome = simulate(&mut world).await;
-        let at = clock::now() - begun;
-        let mode = world.mode.clone();
-        outcome.map_err(|error| format!("seed {seed}, after {at:?}, {mode:?}: {error}"))?;
-        world.coverage.processes = world.processes.seen();
-        world.coverage.evictions = world.evictions();
-        Ok((world.coverage, world.trace))
-    })
+    let _entered = runtime.enter();
+    let mut world = World::new(seed);
+    let begun = world.now;
+    let outcome = super::caught(|| runtime.block_on(simulate(&mut world)));
+    let (at, mode) = (world.now - begun, &world.mode);
+    outcome.map_err(|error| format!("seed {seed}, after {at:?}, {mode:?}: {error}"))?;
+    world.coverage.processes = world.processes.seen();
+    world.coverage.evictions = world.evictions();
+    Ok((world.coverage, world.trace))
 }
 
 async fn simulate(world: &mut World) -> Result<(), String> {
@@ -284,11 +282,7 @@ const SEEDS: u64 = 400;
 
 #[test]
 fn every_load_and_request_ends_and_nothing_is_left() {
-    for seed in 0..SEEDS {
-        if let Err(error) = run(seed) {
-            panic!("{error}");
-        }
-    }
+    super::run_all(0..SEEDS, run);
 }
 
 #[test]

@@ -24,6 +24,11 @@ pub(super) const ENSEMBLES: [(&str, [&str; 2]); 2] = [("e0", ["m0", "m1"]), ("e1
 const TENSORS: &str = "max_batch_size: 4 input { name: 'IN' data_type: TYPE_UINT64 dims: 1 }
     output { name: 'OUT' data_type: TYPE_UINT64 dims: 1 }";
 
+/// Returns the names of all models and ensembles.
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    MODELS.into_iter().chain(ENSEMBLES.into_iter().map(|(name, _)| name))
+}
+
 /// A directory of models.
 pub(super) struct Repository {
     directory: TempDir,
