@@ -101,10 +101,10 @@ impl World {
         let by_request = self.mode.by_request();
         let [change, load, unload, cancel] = self.rates;
         match self.random.below(100) {
-            chosen if chosen < change => self.change(&name),
-            chosen if chosen < change + load && by_request => self.load(name),
-            chosen if chosen < change + load + unload && by_request => self.unload(name),
-            chosen if chosen < change + load + unload + cancel => self.cancel(),
+            number if number < change => self.change(&name),
+            number if number < change + load && by_request => self.load(name),
+            number if number < change + load + unload && by_request => self.unload(name),
+            number if number < change + load + unload + cancel => self.cancel(),
             _ => {
                 let limit_us = if self.random.chance(8) { 1_000 + self.random.below(50_000) } else { 0 };
                 self.send(name, limit_us);
@@ -238,7 +238,7 @@ impl World {
     ///
     /// # Errors
     /// One does not.
-    pub(super) async fn mend(&mut self) -> Result<(), String> {
+    pub(super) async fn recover(&mut self) -> Result<(), String> {
         self.repository.restore();
         // Polls see it twice, and pauses after failed loads end.
         self.pass(self.now + Duration::from_secs(61)).await?;

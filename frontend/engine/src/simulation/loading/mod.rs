@@ -23,7 +23,7 @@ use crate::scheduler::Timer;
 use clients::{Clients, Operation};
 use pharos_os::clock::virtual_time;
 use repository::Repository;
-use workers::{Faults, Processes, Seen};
+use workers::{Faults, ProcessCounts, Processes};
 
 /// How long clients are active.
 const LOAD: Duration = Duration::from_millis(1_500);
@@ -43,7 +43,7 @@ const ROUNDS: usize = 8;
 /// What was seen, to show what a simulation covers.
 #[derive(Clone, Copy, Debug, Default)]
 struct Coverage {
-    processes: Seen,
+    processes: ProcessCounts,
     answered: u64,
     refused: u64,
     cancelled: u64,
@@ -77,7 +77,7 @@ struct World {
     now: Instant,
     random: Random,
     mode: Mode,
-    /// How many of a hundred deeds of clients change the repository, load or unload a model, or cancel something.
+    /// How many of a hundred actions of clients change the repository, load or unload a model, or cancel something.
     rates: [u64; 4],
     processes: Arc<Processes>,
     timer: Arc<Timer>,
@@ -273,7 +273,7 @@ async fn simulate(world: &mut World) -> Result<(), String> {
     }
     world.processes.end_faults();
     world.finish().await?;
-    world.mend().await?;
+    world.recover().await?;
     world.end().await
 }
 

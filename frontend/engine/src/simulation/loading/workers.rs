@@ -43,7 +43,7 @@ pub(super) struct Faults {
 
 /// What a process does at a time.
 #[derive(Clone, Copy, Debug)]
-enum Deed {
+enum ProcessEvent {
     Load,
     FailToLoad,
     Execute,
@@ -60,7 +60,7 @@ struct Process {
 
 /// What was seen, to show what a simulation covers.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct ProcessCounts {
     pub(super) started: u64,
     pub(super) not_started: u64,
     pub(super) loaded: u64,
@@ -69,7 +69,7 @@ pub(super) struct Seen {
     pub(super) died: u64,
 }
 
-impl Seen {
+impl ProcessCounts {
     /// Adds what was seen of others.
     pub(super) fn add(&mut self, other: &Self) {
         self.started += other.started;
@@ -84,11 +84,11 @@ impl Seen {
 struct State {
     random: Random,
     faults: Faults,
-    seen: Seen,
+    seen: ProcessCounts,
     next_pid: u32,
     living: BTreeMap<u32, Process>,
-    /// Deeds of processes, by time and the order of planning.
-    plans: BTreeMap<(Instant, u64), (u32, Deed)>,
+    /// Events of processes, by time and the order of planning.
+    plans: BTreeMap<(Instant, u64), (u32, ProcessEvent)>,
     next_plan: u64,
 }
 
@@ -116,7 +116,7 @@ impl Processes {
         self.lock().living.len()
     }
 
-    pub(super) fn seen(&self) -> Seen {
+    pub(super) fn seen(&self) -> ProcessCounts {
         self.lock().seen
     }
 
@@ -143,8 +143,8 @@ impl Processes {
     pub(super) fn act(&self, now: Instant) -> Result<(), String> {
         let mut state = self.lock();
         while let Some(first) = state.plans.first_entry().filter(|first| first.key().0 <= now) {
-            let (pid, deed) = first.remove();
-            state.act(pid, deed, now)?;
+            let (pid, event) = first.remove();
+            state.act(pid, event, now)?;
         }
         Ok(())
     }
@@ -169,10 +169,10 @@ impl Processes {
 
 impl State {
     /// Plans what a process does within `most_us` microseconds.
-    fn plan(&mut self, pid: u32, most_us: u64, deed: Deed) {
+    fn plan(&mut self, pid: u32, most_us: u64, event: ProcessEvent) {
         let at = clock::now() + Duration::from_micros(1 + self.random.below(most_us));
         self.next_plan += 1;
-        self.plans.insert((at, self.next_plan), (pid, deed));
+        self.plans.insert((at, self.next_plan), (pid, event));
     }
 
     fn read(&mut self, pid: u32) -> bool {
@@ -184,28 +184,28 @@ impl State {
         process.executes |= executes;
         let faults = self.faults;
         if to_load {
-            let deed = match self.random.chance(faults.load) {
-                true if self.random.chance(2) => Deed::End(KILL),
-                true => Deed::FailToLoad,
-                false => Deed::Load,
+            let event = match self.random.chance(faults.load) {
+                true if self.random.chance(2) => ProcessEvent::End(KILL),
+                true => ProcessEvent::FailToLoad,
+                false => ProcessEvent::Load,
             };
-            self.plan(pid, 30_000, deed);
+            self.plan(pid, 30_000, event);
         }
         if to_stop && !self.random.chance(faults.stay) {
-            self.plan(pid, 5_000, Deed::End(0));
+            self.plan(pid, 5_000, ProcessEvent::End(0));
         }
         if executes {
-            let deed = if self.random.chance(faults.die) { Deed::End(KILL) } else { Deed::Execute };
-            self.plan(pid, 4_000, deed);
+            let event = if self.random.chance(faults.die) { ProcessEvent::End(KILL) } else { ProcessEvent::Execute };
+            self.plan(pid, 4_000, event);
         }
         new > 0 || to_load || to_stop
     }
 
-    fn act(&mut self, pid: u32, deed: Deed, now: Instant) -> Result<(), String> {
+    fn act(&mut self, pid: u32, event: ProcessEvent, now: Instant) -> Result<(), String> {
         let fails = self.random.chance(self.faults.fail);
         let Some(process) = self.living.get_mut(&pid) else { return Ok(()) };
-        match deed {
-            Deed::Load => {
+        match event {
+            ProcessEvent::Load => {
                 self.seen.loaded += 1;
                 process.worker.end.send(&ToFrontend::Loaded(Loaded {
                     engine: "simulated".to_owned(),
@@ -215,11 +215,11 @@ impl State {
                     pinned: 0,
                 }));
             }
-            Deed::FailToLoad => {
+            ProcessEvent::FailToLoad => {
                 self.seen.not_loaded += 1;
                 process.worker.end.send(&ToFrontend::LoadFailed("the model is broken".to_owned()));
             }
-            Deed::Execute => {
+            ProcessEvent::Execute => {
                 self.seen.executed += 1;
                 let failed: &[u32] = if fails { &[0] } else { &[] };
                 let done = process.worker.execute((false, failed), now)?;
@@ -227,10 +227,10 @@ impl State {
                 process.executes = !process.worker.batches.is_empty();
                 if process.executes {
                     let dies = self.random.chance(self.faults.die);
-                    self.plan(pid, 4_000, if dies { Deed::End(KILL) } else { Deed::Execute });
+                    self.plan(pid, 4_000, if dies { ProcessEvent::End(KILL) } else { ProcessEvent::Execute });
                 }
             }
-            Deed::End(status) => {
+            ProcessEvent::End(status) => {
                 self.seen.died += u64::from(status != 0);
                 let Some(process) = self.living.remove(&pid) else { return Ok(()) };
                 process.ended.send_replace(Some(ExitStatus::from_raw(status)));
@@ -272,7 +272,7 @@ impl WorkerProcess for Handle {
     }
 
     fn start_kill(&mut self) -> io::Result<()> {
-        self.all.lock().plan(self.pid, 2_000, Deed::End(KILL));
+        self.all.lock().plan(self.pid, 2_000, ProcessEvent::End(KILL));
         Ok(())
     }
 
