@@ -17,6 +17,7 @@ pub const ESSENTIAL: &str = "not available: ";
 
 const REQUIRED: &str = "--required";
 const NETWORK: &str = "--network";
+const CUDA: &str = "--cuda";
 const READ: &str = "--read";
 const WRITE: &str = "--write";
 const SET: &str = "--set";
@@ -30,6 +31,8 @@ pub struct Permissions {
     pub required: bool,
     /// Whether it may create sockets.
     pub network: bool,
+    /// Whether it may use CUDA, which creates a Unix socket of the type `SOCK_SEQPACKET` and fails if it cannot.
+    pub cuda: bool,
     /// Files and directories that it may read and execute, with all that is in them. Missing ones are ignored.
     pub read: Vec<PathBuf>,
     /// Files and directories that it may also write, with all that is in them. Missing ones are ignored.
@@ -43,7 +46,7 @@ impl Permissions {
     /// Returns the arguments of the worker's executable; those of the program follow.
     pub fn arguments(&self, program: &OsStr) -> Vec<OsString> {
         let mut all = vec![SANDBOX.into()];
-        for (option, is_set) in [(REQUIRED, self.required), (NETWORK, self.network)] {
+        for (option, is_set) in [(REQUIRED, self.required), (NETWORK, self.network), (CUDA, self.cuda)] {
             all.extend(is_set.then(|| option.into()));
         }
         for (option, paths) in [(READ, &self.read), (WRITE, &self.write)] {
@@ -72,6 +75,7 @@ impl Permissions {
                 Some(END) => break,
                 Some(REQUIRED) => permissions.required = true,
                 Some(NETWORK) => permissions.network = true,
+                Some(CUDA) => permissions.cuda = true,
                 Some(READ) => permissions.read.push(value()?.into()),
                 Some(WRITE) => permissions.write.push(value()?.into()),
                 Some(SET) => permissions.variables.push((value()?, Some(value()?))),
@@ -94,6 +98,7 @@ mod tests {
         let permissions = Permissions {
             required: true,
             network: true,
+            cuda: true,
             read: vec!["/usr".into(), "--".into()],
             write: vec!["--write".into()],
             variables: vec![("A".into(), Some("=1".into())), ("B".into(), None)],

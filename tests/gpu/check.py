@@ -2,6 +2,7 @@
 """Checks and measures everything that needs a GPU in one run, and reports the results as a table and as JSON.
 
     python check.py [--out FOLDER] [--work FOLDER] [--python X] [--only STEP,STEP] [--minutes 8] [--device 0] [--cpu]
+                    [--server-flags=--worker-sandbox=on]
 
 It builds and downloads nothing; its files are beside it (see `pack.py`), and packages are in the Python that runs the models.
 Each step has a time limit and does not affect others if it fails or hangs. Results are written after each step. Exits with 1 if
@@ -35,6 +36,8 @@ STEPS = {
     "missing_device": ("failures", 40),
     "fault": ("failures", 100),
     "killed": ("failures", 80),
+    "on_demand": ("on_demand", 110),
+    "sandbox": ("correctness", 60),
     "idle": ("readings", 40),
     "cupy": ("correctness", 90),
     "file_copies": ("speed", 70),
@@ -100,9 +103,10 @@ def install(python: str, work: Path) -> list:
     return taken + unpack_all(ROOT / "wheels/clients", tuple(version), work / "clients")
 
 
-def environment_of(site: Path) -> dict:
-    """Returns the environment of the steps: the packed executables and packages, and devices in the driver's order."""
-    environment = os.environ | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+def environment_of(site: Path, flags: str) -> dict:
+    """Returns the environment of the steps: the packed executables and packages, devices in the driver's order, and flags of their
+    servers."""
+    environment = os.environ | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CHECK_SERVER_FLAGS": flags}
     if (ROOT / "bin/pharos").exists():
         environment["PHAROS_BIN"] = str(ROOT / "bin/pharos")
     paths = [str(site), os.environ.get("PYTHONPATH", "")] if site.exists() else [os.environ.get("PYTHONPATH", "")]
@@ -144,6 +148,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", help=f"steps, separated by commas: {', '.join(STEPS)}")
     parser.add_argument("--minutes", type=float, default=8, help="total time; steps that do not fit are skipped")
     parser.add_argument("--device", type=int, default=0, help="the device's number in nvidia-smi")
+    parser.add_argument("--server-flags", default="", help="further flags of the servers of all steps but shared_memory")
     parser.add_argument("--cpu", action="store_true", help="run without a device: instances on processors")
     given = parser.parse_args()
     given.only = [name for name in given.only.split(",") if name] or list(STEPS)
@@ -157,7 +162,7 @@ def step(name: str, given: argparse.Namespace, work: Path, left: float) -> list:
     """Runs one step and returns its rows."""
     command = [given.python, str(HERE / "steps.py"), name, str(work / name), str(given.device)]
     command += ["--cpu"] if given.cpu else []
-    found = rows.run(name, command, min(STEPS[name][1], left), work / name, environment_of(work / "site"))
+    found = rows.run(name, command, min(STEPS[name][1], left), work / name, environment_of(work / "site", given.server_flags))
     rows.end_adopted()
     return found
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from world import CODE, DTYPES, Client, World, bf16, eventually, farthest, loaded, of_bf16
+from world import CODE, DTYPES, Client, World, bf16, eventually, farthest, index, loaded, of_bf16
 from world import parameters, reason_of, tensor, together
 from harness import onnx_file
 from torchserve import models as torchserve_models
@@ -189,6 +189,32 @@ def torch(world: World):
     if reason:
         return world.rows.skip("model.py with PyTorch", reason)
     return affine(world, "torch", "affine")
+
+
+def sandbox(world: World):
+    """Checks that instances compute on the device in a sandbox, as far as the kernel has its protections."""
+    sides = [{f"{side}{n}": ("FP32", [-1]) for n in (0, 1)} for side in ("INPUT", "OUTPUT")]
+    world.model("add_sub_fp32", 'backend: "builtin"\nmax_batch_size: 8\n' + ends(*sides) + parameters(function="add_sub"))
+    lacking = {"affine": world.lacks_cuda(), "affine_cupy": "CuPy needs a device" if world.cpu else world.lacks("cupy")}
+    tensors = ends({"X": ("FP32", [64])}, {"Y": ("FP32", [64]), "WHERE": ("BYTES", [1])})
+    for code in (code for code, reason in lacking.items() if not reason):
+        world.python_model(code, code, tensors, 16)
+    with world.any_server("--worker-sandbox=auto") as server:
+        eventually("all models are loaded or refused", lambda: states(server) <= {"READY", "UNAVAILABLE"})
+        missing = [line.partition("sandboxes of workers: ")[2] for line in server.log.read_text().splitlines()]
+        world.rows.check("missing protections", True, "; ".join(filter(None, missing)) or "none")
+        limit, client = EPSILON["FP32"] / 2 * 1.001, Client(server.http)
+        world.attempt("add_sub FP32 in a sandbox", lambda: errors_of_add_sub(client, "FP32"), limit)
+        for code, reason in lacking.items():
+            if reason:
+                world.rows.skip(f"{code} in a sandbox", reason)
+            else:
+                world.attempt(f"{code} in a sandbox", lambda code=code: ask_affine(world, server, code, 1)[0], SINGLE)
+
+
+def states(server) -> set:
+    """Returns the states of all models; `{None}` if the index is empty."""
+    return {entry.get("state") for entries in index(server).values() for entry in entries} or {None}
 
 
 def cupy(world: World):

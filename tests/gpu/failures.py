@@ -6,6 +6,7 @@ import signal
 import numpy as np
 
 from correctness import ends
+from harness.server import alive
 from world import Client, World, answered, eventually, is_ready, parameters, reason_of
 
 ABSENT = 97
@@ -94,7 +95,7 @@ def fault(world: World):
 
 
 def killed(world: World):
-    """SIGKILL of a worker frees its memory on the device, and a new process replaces it."""
+    """SIGKILL of a worker frees its memory on the device, and a new process replaces it. SIGKILL of the server ends its workers."""
     before = 0.0 if world.cpu else world.settled_mib()
     reason = mortal(world)
     if reason:
@@ -105,13 +106,22 @@ def killed(world: World):
         (world.models / "mortal" / "1" / "slow").write_text("")
         (worker,) = server.workers()
         os.kill(worker, signal.SIGKILL)
-        if world.cpu:
-            world.rows.skip("its memory is free", "runs without a device")
-        else:
-            half = (before + loaded) / 2
-            found = eventually("its memory is free", lambda: (world.used_mib(),) if world.used_mib() < half else None)
-            told = f"{before:.0f}, {loaded:.0f}, {found[0]:.0f} MiB before, loaded, killed"
-            world.rows.check("its memory is free", loaded - before >= 2048, told)
+        freed(world, "its memory is free", before, loaded)
         answered(lambda: ask_number(server, 6) == 7)
-        world.rows.check("a new process answers", worker not in server.workers())
+        left = server.workers()
+        world.rows.check("a new process answers", worker not in left)
+        server.process.kill()
+        server.process.wait()
+        eventually("the workers of a killed server end", lambda: not any(alive(pid) for pid in left))
+        freed(world, "the memory of a killed server is free", before, loaded)
     return None
+
+
+def freed(world: World, name: str, before: float, loaded: float):
+    """Adds a row when more than half of the memory that was used after loading is free again."""
+    if world.cpu:
+        return world.rows.skip(name, "runs without a device")
+    half = (before + loaded) / 2
+    found = eventually(name, lambda: (world.used_mib(),) if world.used_mib() < half else None)
+    told = f"{before:.0f}, {loaded:.0f}, {found[0]:.0f} MiB before, loaded, killed"
+    return world.rows.check(name, loaded - before >= 2048, told)

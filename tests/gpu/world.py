@@ -5,6 +5,7 @@ import contextlib
 import http.client
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -186,6 +187,7 @@ class World:
     def any_server(self, *options):
         """Like [`server`], without waiting."""
         flags = [f"--python={sys.executable}", "--exit-on-error=false", "--worker-max-backoff-secs=2", *options]
+        flags += os.environ.get("CHECK_SERVER_FLAGS", "").split()
         server = Server(self.folder, [self.models], flags)
         server.launch()
         try:
@@ -193,6 +195,14 @@ class World:
         finally:
             if server.process.poll() is None:
                 server.stop(check=False)
+
+    def attempt(self, name: str, error, limit: float):
+        """Adds a row for an error that `error()` returns; the row fails if it raises an exception."""
+        try:
+            worst = error()
+        except (OSError, RuntimeError, http.client.HTTPException) as trouble:
+            return self.rows.check(name, False, reason=str(trouble)[:300])
+        return self.rows.check(name, worst <= limit, f"error {worst:.2g}", f"<= {limit:.2g}")
 
     def lacks(self, module: str) -> str:
         """Returns why a module cannot be used in this Python; empty if it can."""

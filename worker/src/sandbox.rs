@@ -7,14 +7,16 @@
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::ffi::OsString;
+use std::os::fd::IntoRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, LandlockStatus, RestrictionStatus, Ruleset, RulesetAttr, RulesetCreatedAttr,
-    Scope, path_beneath_rules,
+    ABI, Access, AccessFs, AccessNet, LandlockStatus, PathBeneath, RestrictionStatus, Ruleset, RulesetAttr,
+    RulesetCreatedAttr, Scope, path_beneath_rules,
 };
 use pharos::wire::sandbox::{ESSENTIAL, Permissions};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, CapabilitySets, remove_capability_from_bounding_set, set_capabilities};
 use seccompiler::{
@@ -137,6 +139,9 @@ const OF_OTHERS: [(i64, u8, i32); 8] = [
     (libc::SYS_setpriority, 1, 0),
 ];
 
+/// The threads of this process. Their names are written there (`pthread_setname_np(3)`), without which CUDA does not start.
+const THREADS: &str = "/proc/self/task";
+
 /// The kinds of `setpriority(2)` and `ioprio_set(2)` that name a process.
 const PRIO_PROCESS: i32 = 0;
 const IOPRIO_WHO_PROCESS: i32 = 1;
@@ -243,11 +248,17 @@ fn restrict_files(permissions: &Permissions) -> Result<RestrictionStatus, Box<dy
     if !permissions.network {
         rules = rules.handle_access(AccessNet::from_all(LANDLOCK))?;
     }
+    let threads = rustix::fs::open(THREADS, OFlags::PATH, Mode::empty())?;
     let rules = rules
         .create()?
         .add_rules(path_beneath_rules(&permissions.read, AccessFs::from_read(LANDLOCK)))?
-        .add_rules(path_beneath_rules(&permissions.write, AccessFs::from_all(LANDLOCK)))?;
-    Ok(rules.restrict_self()?)
+        .add_rules(path_beneath_rules(&permissions.write, AccessFs::from_all(LANDLOCK)))?
+        .add_rule(PathBeneath::new(&threads, AccessFs::WriteFile | AccessFs::Truncate))?;
+    let status = rules.restrict_self()?;
+    // The rule holds for this inode. The program keeps the directory open: otherwise the kernel could remove it from its cache,
+    // and create another inode for it later.
+    let _ = threads.into_raw_fd();
+    Ok(status)
 }
 
 fn restrict_calls(permissions: &Permissions) -> Result<(), Box<dyn Error>> {
@@ -259,7 +270,7 @@ fn restrict_calls(permissions: &Permissions) -> Result<(), Box<dyn Error>> {
         // Its flags are in memory, where a filter cannot check them. Libraries then call `clone`.
         filter(libc::ENOSYS, &[libc::SYS_clone3])?,
         compiled(libc::EPERM, &conditional()?)?,
-        compiled(libc::EACCES, &sockets(permissions.network)?)?,
+        compiled(libc::EACCES, &sockets(permissions)?)?,
     ];
     filters.iter().try_for_each(|filter| Ok(seccompiler::apply_filter(filter)?))
 }
@@ -274,10 +285,12 @@ fn masked(argument: u8, mask: u64, value: u64) -> Result<SeccompRule, seccompile
 
 /// Returns a rule for calls with an argument that has none of these values; the argument is 32 bits wide.
 fn none_of(argument: u8, values: &[i32]) -> Result<SeccompRule, seccompiler::BackendError> {
-    let differs = |value: &i32| {
-        SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, u64::from(value.unsigned_abs()))
-    };
-    SeccompRule::new(values.iter().map(differs).collect::<Result<_, _>>()?)
+    SeccompRule::new(values.iter().map(|value| compared(argument, SeccompCmpOp::Ne, *value)).collect::<Result<_, _>>()?)
+}
+
+/// Returns a condition on an argument that is 32 bits wide.
+fn compared(argument: u8, how: SeccompCmpOp, value: i32) -> Result<SeccompCondition, seccompiler::BackendError> {
+    SeccompCondition::new(argument, SeccompCmpArgLen::Dword, how, u64::from(value.unsigned_abs()))
 }
 
 /// Returns the rules for calls that depend on their arguments: `clone` for new namespaces, typing into a terminal, and settings of
@@ -293,17 +306,42 @@ fn conditional() -> Result<Rules, seccompiler::BackendError> {
     Ok(rules)
 }
 
-/// Returns the rules for sockets: those of the internet only with a network, and pairs without datagrams, because a datagram
+/// Returns the rules for sockets. Those of the internet exist only with a network. Pairs have no datagrams, because a datagram
 /// socket can send to any other one of the machine.
-fn sockets(network: bool) -> Result<Rules, seccompiler::BackendError> {
+///
+/// CUDA listens on a Unix socket of the type `SOCK_SEQPACKET`, to exchange descriptors with other processes that use the device.
+/// Without a network it can connect to nothing.
+fn sockets(permissions: &Permissions) -> Result<Rules, seccompiler::BackendError> {
+    let pairs = with_type(&[], &[libc::SOCK_DGRAM, libc::SOCK_RAW])?;
+    // Netlink: the resolver of names sorts addresses by their routes.
+    let mut families =
+        if permissions.network { vec![libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK] } else { Vec::new() };
+    let mut others = Vec::new();
+    if permissions.cuda {
+        families.push(libc::AF_UNIX);
+        let unix = compared(0, SeccompCmpOp::Eq, libc::AF_UNIX)?;
+        others = with_type(&[unix], &[libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_RAW])?;
+    }
+    if !families.is_empty() {
+        others.push(none_of(0, &families)?);
+    }
+    let mut rules = Rules::from([(libc::SYS_socket, others), (libc::SYS_socketpair, pairs)]);
+    if !permissions.network {
+        rules.insert(libc::SYS_connect, Vec::new());
+    }
+    Ok(rules)
+}
+
+/// Returns rules for calls whose second argument is one of these types of sockets and for which the conditions hold.
+fn with_type(conditions: &[SeccompCondition], types: &[i32]) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     /// The bits of a socket's type; the others are flags.
     const TYPE: u64 = 0xf;
-    let kinds = [libc::SOCK_DGRAM, libc::SOCK_RAW].map(|kind| u64::from(kind.unsigned_abs()));
-    let pairs = kinds.iter().map(|kind| masked(1, TYPE, *kind)).collect::<Result<_, _>>()?;
-    // Netlink: the resolver of names sorts addresses by their routes.
-    let others =
-        if network { vec![none_of(0, &[libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK])?] } else { Vec::new() };
-    Ok(Rules::from([(libc::SYS_socket, others), (libc::SYS_socketpair, pairs)]))
+    let rule = |kind: &i32| {
+        let is_type = SeccompCmpOp::MaskedEq(TYPE);
+        let kind = SeccompCondition::new(1, SeccompCmpArgLen::Qword, is_type, u64::from(kind.unsigned_abs()))?;
+        SeccompRule::new([conditions, &[kind]].concat())
+    };
+    types.iter().map(rule).collect()
 }
 
 /// Returns a filter that fails these system calls with an error number, or skips them with success if the number is 0.

@@ -38,7 +38,7 @@ def check(folder, *arguments, script=GPU / "check.py", environment=None) -> tupl
 @pytest.mark.slow
 def test_the_quick_steps(tmp_path):
     """All rows are ok or have the reason for which they are skipped, and each step has rows that are ok."""
-    steps = ["packages", "builtin", "instances", "onnxruntime", "missing_device", "metrics", "idle"]
+    steps = ["packages", "builtin", "instances", "onnxruntime", "missing_device", "metrics", "idle", "on_demand", "sandbox"]
     code, found, printed = check(tmp_path / "out", f"--only={','.join(steps)},cupy,shared_memory")
     assert code == 0, printed
     assert [row for row in found if row["state"] == "FAIL"] == []

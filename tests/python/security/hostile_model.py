@@ -140,6 +140,19 @@ def threads(_target):
     thread.join()
 
 
+def name_a_thread(_target):
+    """Names another thread, as CUDA does and fails if it cannot; also after the kernel has emptied its cache of directories."""
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    try:
+        with open(f"/proc/self/task/{thread.native_id}/comm", "w") as file:
+            file.write("named")
+    finally:
+        end.set()
+        thread.join()
+
+
 def forge_report(target):
     """Takes the connection of the fork server that has started this process, and reports a process as its copy."""
     pidfd_getfd, sent = 438, False
@@ -183,6 +196,7 @@ ATTACKS = {
     "temporary file": temporary_file,
     "child process": child_process,
     "threads": threads,
+    "name a thread": name_a_thread,
     "socket pair": lambda target: [one.close() for one in socket.socketpair()],
     "numpy": lambda target: np.linalg.inv(np.eye(64)),
     "orphan": orphan,

@@ -1,5 +1,6 @@
 """What a hostile model can reach: variables, files, processes, sockets and system calls, with and without `--worker-sandbox`."""
 
+import ast
 import json
 import os
 import re
@@ -124,6 +125,9 @@ REFUSED = {
     ("watch", "{folder}"): "PermissionError",
     ("type into terminal", ""): "PermissionError",
     ("read", "/etc/ssl/private"): "PermissionError",
+    ("write", "/proc/sys/kernel/hostname"): "PermissionError",
+    ("write", "/proc/self/oom_score_adj"): "PermissionError",
+    ("write", "/proc/{innocent}/task/{innocent}/oom_score_adj"): "PermissionError",
 }
 """Each attack, and the error that a sandbox gives to it."""
 GROUPS = next((path for path in map(Path, ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")) if (path / "cgroup.procs").exists()), None)
@@ -138,6 +142,7 @@ PERMITTED = {
     ("temporary file", ""): "done",
     ("child process", ""): "done",
     ("threads", ""): "done",
+    ("name a thread", ""): "done",
     ("socket pair", ""): "done",
     ("numpy", ""): "done",
     ("copy file", ""): "done",
@@ -185,6 +190,67 @@ def test_a_sandbox_stops_a_hostile_model(tmp_path, mode):
         eventually("the model is back", lambda: server.get("/v2/models/hostile/ready")[0] == 200)
         last = Path(attack(server, "temporary directory"))
     assert not last.exists()
+
+
+def test_threads_can_be_named_after_the_kernel_has_emptied_its_caches(tmp_path):
+    """The permission is one for a directory of `/proc`, which the kernel creates again if it was removed from the cache."""
+    with started(tmp_path, "--worker-sandbox=on") as server:
+        Path("/proc/sys/vm/drop_caches").write_text("2")
+        assert attack(server, "name a thread") == "done"
+
+
+SEQUENCED = """
+import errno, os, socket, sys
+def tried(work):
+    try:
+        work()
+        return "done"
+    except OSError as error:
+        return errno.errorcode[error.errno]
+kinds = {name: tried(lambda: socket.socket(socket.AF_UNIX, getattr(socket, name)).close()) for name in
+         ("SOCK_SEQPACKET", "SOCK_STREAM", "SOCK_DGRAM", "SOCK_RAW")}
+kinds["AF_INET"] = tried(lambda: socket.socket().close())
+if kinds["SOCK_SEQPACKET"] == "done":
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    kinds["listen"] = tried(lambda: (listener.bind(chr(0) + f"pharos-test-{os.getpid()}"), listener.listen()))
+    kinds["connect"] = tried(lambda: socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect(sys.argv[1]))
+print(kinds)
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--cuda",), ("--cuda", "--network")])
+def test_cuda_gets_the_socket_without_which_it_does_not_start(tmp_path, options):
+    """The worker's executable gets the option on machines with NVIDIA's devices. CUDA listens on the socket; without the permission
+    for a network, it cannot be connected to others."""
+    system = [f"--read={path}" for path in ("/bin", "/lib", "/lib64", "/usr", "/proc", sys.prefix, sys.base_prefix)]
+    sandbox = [binary().with_name("pharos-worker"), "--sandbox", *options, *(part for one in system for part in one.split("="))]
+    path = str(tmp_path / "service")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as service:
+        service.bind(path)
+        service.listen()
+        printed = subprocess.run([*sandbox, "--", sys.executable, "-c", SEQUENCED, path], capture_output=True, text=True)
+    assert printed.returncode == 0, printed.stderr
+    refused = dict.fromkeys(["SOCK_SEQPACKET", "SOCK_STREAM", "SOCK_DGRAM", "SOCK_RAW", "AF_INET"], "EACCES")
+    if options:
+        refused |= {"SOCK_SEQPACKET": "done", "listen": "done", "connect": "EACCES"}
+    if "--network" in options:
+        refused |= {"AF_INET": "done", "connect": "done"}
+    assert ast.literal_eval(printed.stdout) == refused
+
+
+def test_compiled_code_is_kept_in_the_directory_for_temporary_files(tmp_path):
+    """Libraries that could write their caches only in the home directory, such as CuPy's, would fail. Variables of the server
+    remain."""
+    caches = ("CUDA_CACHE_PATH", "CUPY_CACHE_DIR", "NUMBA_CACHE_DIR", "TRITON_CACHE_DIR")
+    server = started(tmp_path, "--worker-sandbox=auto")
+    server.environment["CUDA_CACHE_PATH"] = "/data/cuda"
+    with server:
+        environment = json.loads(attack(server, "environment"))
+        directory = attack(server, "temporary directory")
+    assert environment["CUDA_CACHE_PATH"] == "/data/cuda"
+    assert [name for name in caches[1:] if not environment[name].startswith(f"{directory}/")] == []
+    with started(tmp_path / "without") as server:
+        assert not set(caches) & set(json.loads(attack(server, "environment")))
 
 
 def test_without_a_sandbox_the_attacks_succeed(tmp_path):

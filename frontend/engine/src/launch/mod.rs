@@ -103,7 +103,7 @@ impl Launch {
         match &self.sandbox {
             Some(sandbox) => {
                 let mut variables = self.variables.clone();
-                variables.extend(temporary.map(|directory| (TEMPORARY, Some(directory.as_os_str().to_owned()))));
+                variables.extend(temporary.into_iter().flat_map(|directory| self.temporary(directory)));
                 command.args(sandbox.arguments(&self.executable, temporary, variables));
             }
             None => {
@@ -117,6 +117,16 @@ impl Launch {
         }
         command.args(&self.arguments);
         command
+    }
+
+    /// Returns the variables of a process that may write only this directory: that of temporary files, and those of caches that
+    /// the process would not inherit.
+    fn temporary(&self, directory: &Path) -> Vec<(&'static str, Option<OsString>)> {
+        let inherits =
+            |name: &str| std::env::var_os(name).is_some() && !self.hidden.iter().any(|hidden| hidden == name);
+        let caches = CACHES.into_iter().filter(|(name, _)| !inherits(name));
+        let caches = caches.map(|(name, folder)| (name, Some(directory.join(folder).into_os_string())));
+        [(TEMPORARY, Some(directory.as_os_str().to_owned()))].into_iter().chain(caches).collect()
     }
 }
 
@@ -222,6 +232,16 @@ fn without_telemetry(own: Option<OsString>) -> (&'static str, Option<OsString>) 
 
 /// The variable with the directory for temporary files.
 const TEMPORARY: &str = "TMPDIR";
+
+/// The variables with the directories where libraries keep the code that they compile for a device or for the processor, each with
+/// the name of a directory to use in their place. By default, these directories are in the home directory, and CuPy and Numba fail
+/// if they cannot write there.
+const CACHES: [(&str, &str); 4] = [
+    ("CUDA_CACHE_PATH", "cuda-cache"),
+    ("CUPY_CACHE_DIR", "cupy-cache"),
+    ("NUMBA_CACHE_DIR", "numba-cache"),
+    ("TRITON_CACHE_DIR", "triton-cache"),
+];
 
 /// The variable with the search path of the dynamic loader.
 const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";

@@ -60,6 +60,9 @@ const DEVICES: [&str; 5] = ["/dev/full", "/dev/null", "/dev/random", "/dev/urand
 /// GPU; ROCm opens `kfd` and `dri`.
 const GPUS: [&str; 3] = ["nvidia", "kfd", "dri"];
 
+/// The device that every program with CUDA opens.
+const CUDA: &str = "nvidiactl";
+
 /// The directories of a Python installation that are not only of this Python: in `/usr/local` or a home directory, others are
 /// beside them.
 const PYTHON: [&str; 5] = ["bin", "include", "lib", "lib64", "share"];
@@ -119,7 +122,9 @@ pub(super) fn of(program: &Program, model: &Model<'_>) -> Result<Option<Sandbox>
     let home = home.or_else(|| std::env::var_os("HOME").map(PathBuf::from));
     permissions.read.extend(home.map(|home| home.join(".local/lib")));
     permissions.read.extend(read.iter().cloned());
-    permissions.write.extend(DEVICES.iter().map(PathBuf::from).chain(gpu_devices(Path::new("/dev"))));
+    let gpus = gpu_devices(Path::new("/dev"));
+    permissions.cuda = has_cuda(&gpus);
+    permissions.write.extend(DEVICES.iter().map(PathBuf::from).chain(gpus));
     permissions.write.extend(write.iter().cloned());
     Ok(Some(Sandbox { worker: program.worker.clone(), permissions }))
 }
@@ -150,6 +155,10 @@ fn beside(directory: &Path, beginning: &str) -> Vec<PathBuf> {
 
 fn gpu_devices(directory: &Path) -> Vec<PathBuf> {
     GPUS.iter().flat_map(|beginning| beside(directory, beginning)).collect()
+}
+
+fn has_cuda(devices: &[PathBuf]) -> bool {
+    devices.iter().any(|device| device.ends_with(CUDA))
 }
 
 /// Returns the files that a Python interpreter reads: its virtual environment, and the installation to which its links lead.
@@ -290,5 +299,8 @@ mod tests {
             gpu_devices(folder.path()).iter().map(|path| path.file_name().unwrap().to_owned()).collect();
         names.sort();
         assert_eq!(names, ["kfd", "nvidia0", "nvidiactl"]);
+        assert!(has_cuda(&gpu_devices(folder.path())));
+        fs::remove_file(folder.path().join("nvidiactl")).unwrap();
+        assert!(!has_cuda(&gpu_devices(folder.path())));
     }
 }
