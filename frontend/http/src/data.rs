@@ -190,9 +190,12 @@ fn float(token: &str) -> Result<f64, InferError> {
     match token.as_bytes().first() {
         Some(b'-' | b'0'..=b'9') => {
             let value: f64 = token.parse().map_err(|_| not_a_number())?;
+            if value == 0.0 {
+                // The numbers that represent `NaN` and infinities are zeros.
+                return Ok(nonfinite(token).unwrap_or(value));
+            }
             if value.is_finite() { Ok(value) } else { Err(too_big(token)) }
         }
-        Some(b'"') => nonfinite(token.trim_matches('"')).ok_or_else(not_a_number),
         _ => Err(not_a_number()),
     }
 }
@@ -235,7 +238,8 @@ mod tests {
         check("[1,0.1,-0.0]", DataType::Fp32, 3, Ok(&[0, 0, 128, 63, 205, 204, 204, 61, 0, 0, 0, 128]));
         check("[0.1]", DataType::Fp64, 1, Ok(&0.1f64.to_le_bytes()));
         check("[1e39]", DataType::Fp32, 1, Ok(&f32::INFINITY.to_le_bytes()));
-        check("[\"\u{f8ff}Infinity\"]", DataType::Fp32, 1, Ok(&f32::INFINITY.to_le_bytes()));
+        check("[ 0E-17343 ]", DataType::Fp32, 1, Ok(&f32::INFINITY.to_le_bytes()));
+        check("[0E-7]", DataType::Fp32, 1, Ok(&[0; 4]));
         check(
             r#"["a","","\u00e9]\"","b,"]"#,
             DataType::Bytes,
@@ -278,6 +282,14 @@ mod tests {
             1,
             Err((500, "Unable to parse JSON bytes array: attempt to access JSON non-string as string, for input 'X'")),
         );
+        check(
+            "[ 0E-17341 ]",
+            DataType::Bytes,
+            1,
+            Err((500, "attempt to access JSON non-string as string, for input 'X'")),
+        );
+        check("[ 0E-17341 ]", DataType::Int32, 1, Err((500, signed)));
+        check("[\"\u{f8ff}NaN\"]", DataType::Fp32, 1, Err((500, "attempt to access JSON non-number as double")));
         check("[300]", DataType::Int8, 1, Err((400, "value 300 of input X is out of range for datatype INT8")));
         check(
             "[1]",

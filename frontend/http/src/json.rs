@@ -4,11 +4,12 @@
 //! the client is at fault.
 
 use std::borrow::Cow;
+use std::cell::OnceCell;
 use std::fmt;
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::Parameter;
-use serde::de::{Deserializer, MapAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 /// The number of characters of an invalid value that an error shows.
@@ -17,9 +18,22 @@ const MAX_SHOWN: usize = 64;
 /// The maximum nesting depth of JSON; Triton's limit.
 pub(super) const MAX_DEPTH: usize = 100;
 
-/// Precedes `NaN`, `Infinity` and `-Infinity` where [`quote_nonfinite`] has quoted them. A private use character, because no
-/// ordinary string begins with it.
-pub(super) const NONFINITE_MARK: char = '\u{f8ff}';
+/// The bare words for numbers that are not finite, the number that represents each in a rewritten document, and its value. They are
+/// numbers in JSON, so they are refused wherever another type is expected. A client's document cannot contain them: its numbers
+/// with [`MARK`] are respelled.
+const NONFINITE: [(&str, &str, f64); 5] = [
+    ("NaN", "0E-17341", f64::NAN),
+    ("-Infinity", "0E-17342", f64::NEG_INFINITY),
+    ("-Inf", "0E-17342", f64::NEG_INFINITY),
+    ("Infinity", "0E-17343", f64::INFINITY),
+    ("Inf", "0E-17343", f64::INFINITY),
+];
+
+/// The part of a number that identifies those of [`NONFINITE`]. It begins with a rare character, so that searches for it are fast.
+const MARK: &str = "E-1734";
+
+/// Another spelling of [`MARK`]; a number with it has the same value.
+const RESPELLED: &str = "E-01734";
 
 /// Returns the error for a malformed document: INTERNAL with Triton's prefix.
 pub(super) fn parse_error(what: impl fmt::Display) -> InferError {
@@ -70,16 +84,58 @@ pub(super) fn string_end(bytes: &[u8], start: usize) -> usize {
     bytes.len()
 }
 
-/// Quotes and marks the bare words `NaN`, `Inf` and `Infinity` (with or without `-`), which JSON lacks but Python and Triton
-/// write. Returns `None` if the text has no such word.
-pub(super) fn quote_nonfinite(json: &str) -> Option<String> {
-    const WORDS: [(&str, &str); 5] = [
-        ("NaN", "NaN"),
-        ("-Infinity", "-Infinity"),
-        ("-Inf", "-Infinity"),
-        ("Infinity", "Infinity"),
-        ("Inf", "Infinity"),
-    ];
+/// Removes the UTF-8 byte order mark that may precede a document, as Triton's reader does.
+pub(super) fn without_byte_order_mark(body: &[u8]) -> &[u8] {
+    body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body)
+}
+
+/// Parses a body of strict JSON.
+pub(super) fn from_body<'a, T: Deserialize<'a>>(body: &'a [u8]) -> serde_json::Result<T> {
+    serde_json::from_slice(without_byte_order_mark(body))
+}
+
+/// Parses a document that may have the bare words `NaN`, `Inf` and `Infinity` (with or without `-`), which JSON lacks but Python
+/// and Triton write. They become the numbers of [`NONFINITE`] in a copy of the text, which `relaxed` holds; [`nonfinite`] reads
+/// them.
+///
+/// # Errors
+/// Returns the error and the text that has it.
+pub(super) fn from_relaxed<'a, T: Deserialize<'a>>(
+    json: &'a str,
+    relaxed: &'a OnceCell<String>,
+) -> Result<T, (serde_json::Error, &'a str)> {
+    // A client's number that looks like one of the table must be respelled even if the document is strict JSON.
+    if !json.contains(MARK)
+        && let Ok(parsed) = serde_json::from_str(json)
+    {
+        return Ok(parsed);
+    }
+    let text = match rewrite(json, relax) {
+        Some(rewritten) => relaxed.get_or_init(|| rewritten),
+        None => json,
+    };
+    serde_json::from_str(text).map_err(|error| (error, text))
+}
+
+/// Returns the length of a bare word, or of a number with [`MARK`], that `rest` begins with, and its replacement.
+fn relax(rest: &str) -> Option<(usize, String)> {
+    if rest.starts_with(MARK) {
+        return Some((MARK.len(), RESPELLED.to_owned()));
+    }
+    let (word, number, _) = NONFINITE.into_iter().find(|(word, ..)| rest.starts_with(word))?;
+    // The spaces keep the number apart from adjacent text, so that `1NaN` remains invalid.
+    Some((word.len(), format!(" {number} ")))
+}
+
+/// Returns the length of a number of [`NONFINITE`] that `rest` begins with, and the word it represents.
+fn restore(rest: &str) -> Option<(usize, String)> {
+    let (word, number, _) = NONFINITE.into_iter().find(|(_, number, _)| rest.starts_with(number))?;
+    Some((number.len(), word.to_owned()))
+}
+
+/// Replaces parts of `json` outside strings; `replace` gets the rest of the text at each position that may begin a part. Returns
+/// `None` if nothing is replaced.
+fn rewrite(json: &str, replace: impl Fn(&str) -> Option<(usize, String)>) -> Option<String> {
     let bytes = json.as_bytes();
     let mut out = String::new();
     let (mut copied, mut at) = (0, 0);
@@ -88,15 +144,12 @@ pub(super) fn quote_nonfinite(json: &str) -> Option<String> {
             at = string_end(bytes, at) + 1;
             continue;
         }
-        let rest = json.get(at..).filter(|_| matches!(byte, b'N' | b'I' | b'-'));
-        let word = rest.and_then(|rest| WORDS.into_iter().find(|(word, _)| rest.starts_with(word)));
-        match word {
-            Some((word, value)) => {
+        let rest = json.get(at..).filter(|_| matches!(byte, b'N' | b'I' | b'-' | b'E' | b'0'));
+        match rest.and_then(&replace) {
+            Some((length, replacement)) => {
                 out.push_str(json.get(copied..at)?);
-                out.extend(['"', NONFINITE_MARK]);
-                out.push_str(value);
-                out.push('"');
-                at += word.len();
+                out.push_str(&replacement);
+                at += length;
                 copied = at;
             }
             None => at += 1,
@@ -109,14 +162,9 @@ pub(super) fn quote_nonfinite(json: &str) -> Option<String> {
     Some(out)
 }
 
-/// Returns the number that a marked string (without its quotes) represents.
-pub(super) fn nonfinite(text: &str) -> Option<f64> {
-    match text.strip_prefix(NONFINITE_MARK)? {
-        "NaN" => Some(f64::NAN),
-        "Infinity" => Some(f64::INFINITY),
-        "-Infinity" => Some(f64::NEG_INFINITY),
-        _ => None,
-    }
+/// Returns the value of a number that [`from_relaxed`] wrote for a bare word.
+pub(super) fn nonfinite(number: &str) -> Option<f64> {
+    NONFINITE.into_iter().find(|(_, written, _)| *written == number).map(|(.., value)| value)
 }
 
 /// Declares an object with the members of interest. Unknown members are skipped, the first of duplicate members wins (as in
@@ -162,7 +210,7 @@ pub(super) use object;
 /// An object's key, borrowed unless it contains escapes.
 pub(super) struct Key<'a>(pub(super) Cow<'a, str>);
 
-impl<'de: 'a, 'a> serde::Deserialize<'de> for Key<'a> {
+impl<'de: 'a, 'a> Deserialize<'de> for Key<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct KeyVisitor;
         impl<'de> Visitor<'de> for KeyVisitor {
@@ -184,7 +232,7 @@ impl<'de: 'a, 'a> serde::Deserialize<'de> for Key<'a> {
 /// All members of an object in order.
 pub(super) struct Members<'a>(pub(super) Vec<(Cow<'a, str>, &'a RawValue)>);
 
-impl<'de: 'a, 'a> serde::Deserialize<'de> for Members<'a> {
+impl<'de: 'a, 'a> Deserialize<'de> for Members<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct MembersVisitor;
         impl<'de> Visitor<'de> for MembersVisitor {
@@ -242,7 +290,8 @@ pub(super) fn with_allowed_values<T>(
     allowed: &str,
 ) -> Result<T, InferError> {
     read.map_err(|error| {
-        let text = value.get();
+        let restored = rewrite(value.get(), restore);
+        let text = restored.as_deref().unwrap_or(value.get());
         let short = text.char_indices().nth(MAX_SHOWN).and_then(|(end, _)| text.get(..end));
         let shown = short.map_or_else(|| text.to_owned(), |short| format!("{short}..."));
         let message = format!("{}: it is {shown}, allowed: {allowed}", error.message);
@@ -256,14 +305,14 @@ pub(super) fn as_parameter(value: &RawValue) -> Option<Parameter> {
     match text.as_bytes().first()? {
         b'"' => {
             let Key(string) = serde_json::from_str(text).ok()?;
-            Some(nonfinite(&string).map_or_else(|| Parameter::String(string.into_owned()), Parameter::Double))
+            Some(Parameter::String(string.into_owned()))
         }
         b't' => Some(Parameter::Bool(true)),
         b'f' => Some(Parameter::Bool(false)),
         b'-' | b'0'..=b'9' => Some(
             (text.parse().map(Parameter::Int))
                 .or_else(|_| text.parse().map(Parameter::Uint))
-                .or_else(|_| text.parse().map(Parameter::Double))
+                .or_else(|_| nonfinite(text).map_or_else(|| text.parse(), Ok).map(Parameter::Double))
                 .ok()?,
         ),
         _ => None,
@@ -286,11 +335,42 @@ mod tests {
     }
 
     #[test]
-    fn nonfinite_words_become_marked_strings_outside_strings_only() {
-        let quoted = quote_nonfinite(r#"{"a NaN":[NaN, -Infinity,Inf,"\"Inf",-1]}"#).unwrap();
-        assert_eq!(quoted, "{\"a NaN\":[\"\u{f8ff}NaN\", \"\u{f8ff}-Infinity\",\"\u{f8ff}Infinity\",\"\\\"Inf\",-1]}");
-        assert_eq!(quote_nonfinite(r#"{"a":[1,-2,"NaN"]}"#), None);
-        assert_eq!(nonfinite("\u{f8ff}-Infinity"), Some(f64::NEG_INFINITY));
+    fn nonfinite_words_become_numbers_outside_strings_only() {
+        let rewritten = rewrite(r#"{"a NaN":[NaN,-Infinity,Inf,"\"Inf",-1]}"#, relax).unwrap();
+        assert_eq!(rewritten, r#"{"a NaN":[ 0E-17341 , 0E-17342 , 0E-17343 ,"\"Inf",-1]}"#);
+        assert_eq!(rewrite(&rewritten, restore).unwrap(), r#"{"a NaN":[ NaN , -Infinity , Infinity ,"\"Inf",-1]}"#);
+        assert_eq!(rewrite(r#"{"a":[1,-2,"NaN","0E-17341"]}"#, relax), None);
+        assert_eq!(nonfinite("0E-17342"), Some(f64::NEG_INFINITY));
         assert_eq!(nonfinite("NaN"), None);
+    }
+
+    #[test]
+    fn a_clients_number_is_never_a_nonfinite_one() {
+        for (client, written) in [
+            ("[0E-17341]", "0E-017341"),
+            ("[0E-17341,NaN]", "0E-017341"),
+            (r#"["0E-17341"]"#, r#""0E-17341""#),
+            ("[10E-17342]", "10E-017342"),
+        ] {
+            let relaxed = OnceCell::new();
+            let parsed: Vec<&RawValue> = from_relaxed(client, &relaxed).unwrap();
+            let first = parsed.first().unwrap().get();
+            assert_eq!((first, nonfinite(first)), (written, None), "{client}");
+        }
+    }
+
+    #[test]
+    fn a_nonfinite_word_is_a_value_alone() {
+        for json in ["[1NaN]", "[-NaN]", "[1.NaN]", "[NaN1]", "[NaNNaN]", "[Infinity.5]", "[1e-Inf]", "{NaN:1}"] {
+            let relaxed = OnceCell::new();
+            assert!(from_relaxed::<serde::de::IgnoredAny>(json, &relaxed).is_err(), "{json}");
+        }
+    }
+
+    #[test]
+    fn one_byte_order_mark_may_precede_a_body() {
+        assert_eq!(from_body::<Vec<u8>>(b"\xef\xbb\xbf[1]").unwrap(), [1]);
+        assert!(from_body::<Vec<u8>>(b"\xef\xbb\xbf\xef\xbb\xbf[1]").is_err());
+        assert!(from_body::<Vec<u8>>(b" \xef\xbb\xbf[1]").is_err());
     }
 }

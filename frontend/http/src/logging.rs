@@ -8,7 +8,7 @@ use pharos::service::{LogSettings, LogUpdate, Service, WRONG_LOG_FORMAT, log_for
 use serde_json::value::RawValue;
 
 use super::answer::Answer;
-use super::json::{Members, as_bool, as_string, as_u64, parse_error};
+use super::json::{Members, as_bool, as_string, as_u64, from_body, parse_error};
 use super::{Edge, answer};
 
 pub(super) async fn get<S: Service>(State(edge): State<Edge<S>>) -> Answer {
@@ -32,7 +32,7 @@ async fn read<S: Service>(edge: &Edge<S>, body: Body) -> Result<LogUpdate, Infer
     let body = edge.read_short(body, "a log settings update").await?;
     let mut update = LogUpdate::default();
     if !body.iter().all(u8::is_ascii_whitespace) {
-        let members: Members<'_> = serde_json::from_slice(&body).map_err(parse_error)?;
+        let members: Members<'_> = from_body(&body).map_err(parse_error)?;
         for (name, value) in members.0 {
             member(&name, value, &mut update)?;
         }

@@ -4,7 +4,7 @@ use axum::extract::{FromRequestParts, State};
 use axum::response::Response;
 use http::StatusCode;
 use http::request::Parts;
-use pharos::error::Reason;
+use pharos::error::{InferError, Reason};
 use pharos::model::{ModelMetadata, TensorMetadata};
 use pharos::service::Service;
 use serde_json::json;
@@ -57,7 +57,8 @@ fn metadata_json(metadata: &ModelMetadata) -> String {
 pub(super) async fn ready<S: Service>(State(edge): State<Edge<S>>, path: ModelPath) -> Response {
     let reason = match edge.service.model_ready(&path.model, &path.version).await {
         Ok(true) => return answer::empty(StatusCode::OK),
-        Ok(false) => Reason::NotReady,
+        // Treat a malformed version like one that is not ready.
+        Ok(false) | Err(InferError { reason: Reason::Invalid, .. }) => Reason::NotReady,
         Err(error) => error.reason,
     };
     let mut text = "Model version not ready".to_owned();

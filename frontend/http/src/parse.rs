@@ -3,6 +3,7 @@
 //! The order of the checks is Triton's: id, parameters, each input, unused binary data, outputs.
 
 use std::borrow::Cow;
+use std::cell::OnceCell;
 
 use pharos::data::Data;
 use pharos::error::InferError;
@@ -12,8 +13,8 @@ use pharos::tensor::{DataType, Tensor, byte_size, element_count};
 use serde_json::value::RawValue;
 
 use super::json::{
-    Members, as_bool, as_parameter, as_string, as_u64, check_depth, object, parse_error, quote_nonfinite, type_error,
-    with_allowed_values,
+    Members, as_bool, as_parameter, as_string, as_u64, check_depth, from_relaxed, object, parse_error, type_error,
+    with_allowed_values, without_byte_order_mark,
 };
 
 object! {
@@ -25,8 +26,11 @@ object! {
     Shallow { inputs: &'a RawValue, outputs: &'a RawValue }
 }
 object! {
-    /// An element of `inputs`.
-    Input { name: &'a RawValue, shape: &'a RawValue, datatype: &'a RawValue, parameters: InputParameters<'a>, data: &'a RawValue }
+    /// An element of `inputs`. Its `parameters` may be null, as in Triton.
+    Input {
+        name: &'a RawValue, shape: &'a RawValue, datatype: &'a RawValue, parameters: Option<InputParameters<'a>>,
+        data: &'a RawValue
+    }
 }
 object! {
     /// An input's `parameters`.
@@ -36,8 +40,8 @@ object! {
     }
 }
 object! {
-    /// An element of `outputs`.
-    Output { name: &'a RawValue, parameters: OutputParameters<'a> }
+    /// An element of `outputs`. Its `parameters` may be null, as in Triton.
+    Output { name: &'a RawValue, parameters: Option<OutputParameters<'a>> }
 }
 object! {
     /// An output's `parameters`.
@@ -51,23 +55,15 @@ const NO_MEMBER: &str = "attempt to access non-existing object member";
 
 /// Fills `request` from `json` and the binary data that follows it. Returns the request's `binary_data_output`.
 pub(super) fn parse(json: &[u8], binary: Data, request: &mut InferRequest) -> Result<bool, InferError> {
+    let json = without_byte_order_mark(json);
     // A NUL ends the text, as in Triton; valid JSON contains none.
     let end = if json.contains(&0) { json.iter().position(|&byte| byte == 0) } else { None };
     let json = end.and_then(|end| json.get(..end)).unwrap_or(json);
     let json =
         std::str::from_utf8(json).map_err(|error| parse_error(format!("Invalid encoding in string. {error}")))?;
     check_depth(json)?;
-    let relaxed;
-    let parsed: Request<'_> = match serde_json::from_str(json) {
-        Ok(parsed) => parsed,
-        Err(error) => match quote_nonfinite(json) {
-            Some(quoted) => {
-                relaxed = quoted;
-                serde_json::from_str(&relaxed).map_err(|error| diagnose(&relaxed, &error))?
-            }
-            None => return Err(diagnose(json, &error)),
-        },
-    };
+    let relaxed = OnceCell::new();
+    let parsed: Request<'_> = from_relaxed(json, &relaxed).map_err(|(error, text)| diagnose(text, &error))?;
     fill(parsed, binary, request)
 }
 
@@ -192,7 +188,7 @@ impl Blobs<'_> {
 }
 
 fn input(input: Input<'_>, binary: &mut Blobs<'_>) -> Result<InferInput, InferError> {
-    let parameters = input.parameters.unwrap_or_default();
+    let parameters = input.parameters.flatten().unwrap_or_default();
     one_source(input.data, &parameters)?;
     let name = required_string(input.name, "name")?.into_owned();
     let datatype = required_string(input.datatype, "datatype")?;
@@ -276,7 +272,7 @@ fn slice(region: &RawValue, offset: Option<&RawValue>, byte_size: Option<&RawVal
 }
 
 fn output(output: Output<'_>) -> Result<RequestedOutput, InferError> {
-    let parameters = output.parameters.unwrap_or_default();
+    let parameters = output.parameters.flatten().unwrap_or_default();
     let binary_data = match parameters.binary_data {
         Some(value) => Some(flag(value, "Unable to parse 'binary_data'")?),
         None => None,
@@ -302,8 +298,10 @@ fn output(output: Output<'_>) -> Result<RequestedOutput, InferError> {
 }
 
 #[cfg(test)]
-#[allow(clippy::indexing_slicing)]
+#[allow(clippy::indexing_slicing, clippy::unwrap_used)]
 mod tests {
+    use pharos::infer::Parameter;
+
     use super::*;
 
     /// Returns the only input of a request with this name and shape.
@@ -325,6 +323,74 @@ mod tests {
         }
         // The shape of a scalar.
         assert_eq!(shape("[ ]"), Ok(vec![]));
+    }
+
+    /// Decodes a request with one BYTES input that has this `data`, and these members besides its inputs.
+    fn bytes_request(data: &str, besides: &str) -> Result<InferRequest, (u16, String)> {
+        let input = format!(r#"{{"name":"X","shape":[1],"datatype":"BYTES","data":{data}}}"#);
+        let json = format!("{{{besides}\"inputs\":[{input}]}}");
+        let mut request = InferRequest::default();
+        let parsed = parse(json.as_bytes(), Data::new(), &mut request);
+        parsed.map(|_| request).map_err(|error| (error.code.http_status(), error.message))
+    }
+
+    #[test]
+    fn a_nonfinite_number_is_no_string() {
+        let string = "attempt to access JSON non-string as string";
+        let bytes = format!("Unable to parse JSON bytes array: {string}, for input 'X'");
+        let allowed = "0 to 18446744073709551615, or a string";
+        let sequence = |shown| format!("Unable to parse 'sequence_id': {string}: it is {shown}, allowed: {allowed}");
+        for (data, besides, status, text) in [
+            ("[NaN]", "", 500, bytes.clone()),
+            ("[-Inf]", "", 500, bytes),
+            (r#"["a"]"#, r#""id":NaN,"#, 500, format!("Unable to parse 'id': {string}")),
+            (r#"["a"]"#, r#""parameters":{"sequence_id":NaN},"#, 400, sequence("NaN")),
+            (r#"["a"]"#, r#""parameters":{"sequence_id":[-Inf]},"#, 400, sequence("[ -Infinity ]")),
+            (r#"["a"]"#, r#""outputs":[{"name":Infinity}],"#, 500, format!("Unable to parse 'name': {string}")),
+        ] {
+            assert_eq!(bytes_request(data, besides).map(|_| ()), Err((status, text)), "{data} {besides}");
+        }
+        let name = format!("Unable to parse 'name': {string}");
+        assert_eq!(input_with("NaN", "[1]").map(|input| input.name), Err(name));
+    }
+
+    #[test]
+    fn a_clients_text_is_no_number() {
+        for text in ["\u{f8ff}NaN", "NaN", "0E-17341"] {
+            // With a bare word elsewhere in the document, and without one.
+            for other in ["NaN", "1.5"] {
+                let parameters = format!(r#""parameters":{{"text":"{text}","other":{other}}},"#);
+                let request = bytes_request(&format!("[\"{text}\"]"), &parameters).unwrap();
+                let expected = [&(text.len() as u32).to_le_bytes(), text.as_bytes()].concat();
+                assert_eq!(request.inputs[0].tensor.data, expected[..]);
+                assert_eq!(request.parameters[0].1, Parameter::String(text.to_owned()));
+            }
+        }
+    }
+
+    #[test]
+    fn parameters_of_a_tensor_may_be_null() {
+        let json = r#"{"inputs":[{"name":"X","shape":[1],"datatype":"INT8","parameters":null,"data":[1]}],
+            "outputs":[{"name":"Y","parameters":null}]}"#;
+        let mut request = InferRequest::default();
+        parse(json.as_bytes(), Data::new(), &mut request).unwrap();
+        assert_eq!(request.inputs[0].tensor.data, [1][..]);
+        assert_eq!(request.outputs[0].name, "Y");
+        assert_eq!(
+            bytes_request(r#"["a"]"#, r#""parameters":null,"#).map(|_| ()),
+            Err((500, "failed to get request params.: attempt to get members for non-object".to_owned()))
+        );
+    }
+
+    #[test]
+    fn a_byte_order_mark_may_precede_the_json() {
+        let json = "\u{feff}{\"inputs\":[{\"name\":\"X\",\"shape\":[3],\"datatype\":\"UINT8\",\
+                    \"parameters\":{\"binary_data_size\":3}}]}";
+        // Binary data that looks like a mark is kept.
+        let binary = b"\xef\xbb\xbf";
+        let mut request = InferRequest::default();
+        parse(json.as_bytes(), Data::from(binary.to_vec()), &mut request).unwrap();
+        assert_eq!(request.inputs[0].tensor.data, binary[..]);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::answer::Answer;
-use super::json::{Members, as_bool, as_string, object, parse_error};
+use super::json::{Members, as_bool, as_string, from_body, object, parse_error};
 use super::{Edge, answer};
 use pharos_listener::receiving::body::{self, Read};
 use pharos_listener::routing::PathParameters;
@@ -62,7 +62,7 @@ fn ready_only(body: &[u8]) -> Result<bool, InferError> {
     if body.iter().all(u8::is_ascii_whitespace) {
         return Ok(false);
     }
-    let question: Question<'_> = serde_json::from_slice(body).map_err(parse_error)?;
+    let question: Question<'_> = from_body(body).map_err(parse_error)?;
     match question.ready.map(RawValue::get) {
         None | Some("false") => Ok(false),
         Some("true") => Ok(true),
@@ -120,7 +120,7 @@ fn parameters(body: &[u8]) -> Result<Members<'_>, InferError> {
     if body.iter().all(u8::is_ascii_whitespace) {
         return Ok(Members(Vec::new()));
     }
-    let operation: Operation<'_> = serde_json::from_slice(body).map_err(parse_error)?;
+    let operation: Operation<'_> = from_body(body).map_err(parse_error)?;
     let Some(parameters) = operation.parameters else { return Ok(Members(Vec::new())) };
     let wrong = || internal("attempt to get members for non-object".to_owned());
     if !parameters.get().starts_with('{') {

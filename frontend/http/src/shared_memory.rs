@@ -17,7 +17,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::answer::Answer;
-use super::json::{object, parse_error};
+use super::json::{from_body, object, parse_error};
 use super::{Edge, answer};
 use pharos_listener::routing::{Builder, PathParameters};
 
@@ -159,7 +159,7 @@ pub(super) fn cuda(body: &[u8]) -> Result<(Vec<u8>, (i64, u64)), InferError> {
 }
 
 fn members<'a, T: Default + serde::Deserialize<'a>>(body: &'a [u8]) -> Result<T, InferError> {
-    match serde_json::from_slice(body) {
+    match from_body(body) {
         Ok(members) => Ok(members),
         // The text is JSON but not an object, so it has no members.
         Err(error) if error.is_data() => Ok(T::default()),

@@ -126,6 +126,15 @@ async fn every_route_answers_and_is_counted_once() {
         (
             "POST",
             "/v2/repository/index",
+            "\u{feff}{\"ready\":true}",
+            200,
+            r#"[{"name":"echo","version":"1","state":"READY"}]"#,
+            Route::RepositoryIndex,
+            None,
+        ),
+        (
+            "POST",
+            "/v2/repository/index",
             r#"{"ready":5}"#,
             400,
             r#"{"error":"Invalid value for 'ready': expected a boolean"}"#,

@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 
 use super::answer::Answer;
 use super::headers::{TRACEPARENT, text as header_text};
-use super::json::{Members, as_string, parse_error, type_error};
+use super::json::{Members, as_string, from_body, parse_error, type_error};
 use super::model::ModelPath;
 use super::{Edge, answer};
 use pharos_listener::request_trace::HTTP;
@@ -46,7 +46,7 @@ async fn change<S: Service>(edge: &Edge<S>, model: &str, body: Body) -> Answer {
     let body = edge.read_short(body, "a trace settings update").await?;
     let mut update = Update::default();
     if !body.iter().all(u8::is_ascii_whitespace) {
-        let members: Members<'_> = serde_json::from_slice(&body).map_err(parse_error)?;
+        let members: Members<'_> = from_body(&body).map_err(parse_error)?;
         for (name, value) in members.0 {
             member(&name, value, &mut update)?;
         }

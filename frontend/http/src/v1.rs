@@ -65,10 +65,13 @@ async fn list<S: Service>(State(edge): State<Edge<S>>) -> Answer {
 async fn ready<S: Service>(State(edge): State<Edge<S>>, ModelPath { model, version }: ModelPath) -> Answer {
     let failure = match edge.service.model_ready(&model, &version).await {
         Ok(true) => return answer::json_of(&json!({ "name": model, "ready": true })),
-        Ok(false) => match edge.service.model_metadata(&model, &version) {
-            Err(error) if error.reason == Reason::UnknownModel => error,
-            _ => InferError::not_ready(format!("Model with name {model} is not ready.")),
-        },
+        // Treat a malformed version like one that is not ready.
+        Ok(false) | Err(InferError { reason: Reason::Invalid, .. }) => {
+            match edge.service.model_metadata(&model, &version) {
+                Err(error) if error.reason == Reason::UnknownModel => error,
+                _ => InferError::not_ready(format!("Model with name {model} is not ready.")),
+            }
+        }
         Err(error) => error,
     };
     Ok(refusal(failure))

@@ -19,7 +19,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::answer::Answer;
-use crate::json::{as_string, object, parse_error};
+use crate::json::{as_string, from_body, object, parse_error};
 use crate::{Edge, answer};
 
 /// The header with the name of the archive from which the model was unpacked; it becomes the model's name.
@@ -186,7 +186,7 @@ pub(super) fn not_loaded(id: &str) -> Response {
 async fn read_load<S: Service>(edge: &Edge<S>, request: Request<Body>) -> Result<(String, String, String), InferError> {
     let (parts, body) = request.into_parts();
     let body = edge.read_short(body, "a request to load a model").await?;
-    let load: Load<'_> = serde_json::from_slice(&body).map_err(parse_error)?;
+    let load: Load<'_> = from_body(&body).map_err(parse_error)?;
     let member = |value: Option<&RawValue>, name: &str| {
         let text = value.map(|value| as_string(value, &format!("member '{name}'"))).transpose()?.map(Cow::into_owned);
         let absent =

@@ -1,6 +1,7 @@
 //! The JSON of the generate extension (spec 2.12), as pure functions over bytes. The members of a request are the model's inputs
 //! and parameters; those of a response its outputs and parameters. Error texts and codes are Triton's.
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 
 use pharos::error::{ErrorCode, InferError, Reason};
@@ -9,7 +10,9 @@ use pharos::model::{ModelMetadata, TensorMetadata};
 use pharos::tensor::{DataType, Tensor, element_count};
 use serde_json::value::RawValue;
 
-use crate::json::{Members, as_parameter, as_string, check_depth, parse_error, quote_nonfinite, type_error};
+use crate::json::{
+    Members, as_parameter, as_string, check_depth, from_relaxed, parse_error, type_error, without_byte_order_mark,
+};
 use crate::{data, render};
 
 /// The object whose members are treated as members of the request itself.
@@ -20,20 +23,11 @@ const NESTED: &str = "parameters";
 /// # Errors
 /// Fails if the text is not a JSON object, if a member does not match the model's input of its name, or is not a valid parameter.
 pub(crate) fn request(json: &[u8], model: &ModelMetadata, request: &mut InferRequest) -> Result<(), InferError> {
-    let json =
-        std::str::from_utf8(json).map_err(|error| parse_error(format!("Invalid encoding in string. {error}")))?;
+    let json = std::str::from_utf8(without_byte_order_mark(json))
+        .map_err(|error| parse_error(format!("Invalid encoding in string. {error}")))?;
     check_depth(json)?;
-    let relaxed;
-    let members: Members<'_> = match serde_json::from_str(json) {
-        Ok(members) => members,
-        Err(error) => match quote_nonfinite(json) {
-            Some(quoted) => {
-                relaxed = quoted;
-                serde_json::from_str(&relaxed).map_err(|error| diagnose(&error))?
-            }
-            None => return Err(diagnose(&error)),
-        },
-    };
+    let relaxed = OnceCell::new();
+    let members: Members<'_> = from_relaxed(json, &relaxed).map_err(|(error, _)| diagnose(&error))?;
     for (key, value) in members.0 {
         match &*key {
             NESTED => nested(value, model, request)?,

@@ -36,6 +36,7 @@ fn parse(json: &str) -> Result<InferRequest, (u16, String)> {
 fn members_that_are_inputs_become_tensors() {
     for (json, name, shape, bytes) in [
         (r#"{"I":5}"#, "I", vec![1], vec![5, 0, 0, 0]),
+        ("\u{feff}{\"I\":5}", "I", vec![1], vec![5, 0, 0, 0]),
         (r#"{"I":[5,-1]}"#, "I", vec![2], vec![5, 0, 0, 0, 255, 255, 255, 255]),
         (r#"{"I":[]}"#, "I", vec![0], vec![]),
         (r#"{"ROWS":[1,2,3,4]}"#, "ROWS", vec![2, 2], [1f32, 2., 3., 4.].map(f32::to_le_bytes).concat()),
@@ -96,6 +97,9 @@ fn refusals_have_tritons_codes_and_texts() {
         (r#"{"ROWS":[[1,2],[3,4,5]]}"#, 500, "Unable to parse 'data': Shape does not match".to_owned()),
         (r#"{"T":null}"#, 500, bytes.to_owned()),
         (r#"{"T":{"a":1}}"#, 500, bytes.to_owned()),
+        (r#"{"T":NaN}"#, 500, bytes.to_owned()),
+        (r#"{"T":[-Infinity]}"#, 500, bytes.to_owned()),
+        (r#"{"id":NaN}"#, 500, "Unable to parse 'id': attempt to access JSON non-string as string".to_owned()),
         (r#"{"T":[1,2]}"#, 500, bytes.to_owned()),
         (r#"{"I":{}}"#, 500, signed.to_owned()),
         (r#"{"I":"5"}"#, 500, signed.to_owned()),

@@ -5,6 +5,7 @@
 //! input is a string, taken as UTF-8, or `{"b64": "..."}` with bytes in base64.
 
 use std::borrow::Cow;
+use std::cell::OnceCell;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -15,7 +16,7 @@ use pharos::tensor::{DataType, Tensor, push_bytes_element};
 use serde_json::value::RawValue;
 
 use crate::data;
-use crate::json::{Key, Members, check_depth, object, parse_error, quote_nonfinite, string_end};
+use crate::json::{Key, Members, check_depth, from_relaxed, object, parse_error, string_end, without_byte_order_mark};
 
 object! {
     /// A request. Other members, such as `signature_name`, are ignored.
@@ -36,19 +37,10 @@ pub(super) enum Form {
 /// # Errors
 /// Fails if the text is not a valid request or does not match the model's inputs.
 pub(super) fn parse(json: &[u8], inputs: &[TensorMetadata]) -> Result<(Vec<InferInput>, Form), InferError> {
-    let json = std::str::from_utf8(json).map_err(parse_error)?;
+    let json = std::str::from_utf8(without_byte_order_mark(json)).map_err(parse_error)?;
     check_depth(json)?;
-    let relaxed;
-    let predict: Predict<'_> = match serde_json::from_str(json) {
-        Ok(predict) => predict,
-        Err(error) => match quote_nonfinite(json) {
-            Some(quoted) => {
-                relaxed = quoted;
-                serde_json::from_str(&relaxed).map_err(unreadable)?
-            }
-            None => return Err(unreadable(error)),
-        },
-    };
+    let relaxed = OnceCell::new();
+    let predict: Predict<'_> = from_relaxed(json, &relaxed).map_err(|(error, _)| unreadable(error))?;
     match (predict.instances, predict.inputs) {
         (Some(instances), None) => rows(instances.get(), inputs),
         (None, Some(columns)) => Ok((self::columns(columns, inputs)?, Form::Columns)),
@@ -282,6 +274,7 @@ mod tests {
         check(r#"{"instances": ["a,]", {"b64": "AAEC"}]}"#, &text, Ok((&[("T", &[2], 4 + 3 + 4 + 3)], rows(2))));
         check(r#"{"instances": [{"b64": "AAEC"}]}"#, &text, Ok((&[("T", &[1], 7)], rows(1))));
         check(r#"{"instances": [{"T": {"b64": "AAEC"}}]}"#, &text, Ok((&[("T", &[1], 7)], rows(1))));
+        check("\u{feff}{\"inputs\": [NaN, 1]}", &[input("B", "FP32")], Ok((&[("B", &[2], 8)], Form::Columns)));
         check(r#"{"inputs": [[], []]}"#, &one, Ok((&[("A", &[2, 0], 0)], Form::Columns)));
     }
 
@@ -305,6 +298,8 @@ mod tests {
         }
         check(r#"{"instances": ["a"]}"#, &one, Err("non-signed-integer"));
         check(r#"{"instances": [1]}"#, &[input("T", "BYTES")], Err("takes strings"));
+        check(r#"{"instances": [NaN]}"#, &[input("T", "BYTES")], Err("takes strings"));
+        check(r#"{"instances": [{"b64": NaN}]}"#, &[input("T", "BYTES")], Err("takes strings"));
         check(r#"{"instances": [{"b64": "?"}]}"#, &[input("T", "BYTES")], Err("takes strings"));
         check(&format!(r#"{{"inputs": {}1{}}}"#, "[".repeat(200), "]".repeat(200)), &one, Err("nesting depth"));
     }
