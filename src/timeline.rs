@@ -111,15 +111,14 @@ pub struct Timeline {
     pub received: Instant,
     /// The request was parsed, checked and handed to the engine: the start of Triton's request duration.
     pub request_start: Instant,
-    /// The request entered its scheduler's queue.
+    /// The request entered its scheduler's queue, after a look-up in the response cache.
     pub queue_start: Instant,
     /// The worker's stamps.
     pub compute: ComputeStamps,
     /// The frontend received the outputs: the end of Triton's request duration.
     pub request_end: Instant,
-    /// Nanoseconds of the look-up and the insertion if the response cache did not have the response, otherwise 0. Triton adds
-    /// them to the request duration.
-    pub cache_miss_ns: u64,
+    /// Nanoseconds of the insertion into the response cache, which follows `request_end`; 0 if there was none.
+    pub insertion_ns: u64,
     /// The result of the look-up in the response cache; `None` if there was none.
     pub cache: Option<CacheLookup>,
     /// The sum of the batch sizes of all requests that were executed together; 0 if it is not known when the request is answered,
@@ -133,9 +132,9 @@ impl Timeline {
         self.request_end.ns_since(self.request_start)
     }
 
-    /// Returns the sum of `request_ns` and `cache_miss_ns`, which is added to the metrics of durations.
+    /// Returns the nanoseconds until the response can be sent: the sum of `request_ns` and `insertion_ns`.
     pub fn charged_ns(&self) -> u64 {
-        self.request_ns().saturating_add(self.cache_miss_ns)
+        self.request_ns().saturating_add(self.insertion_ns)
     }
 
     /// Returns the nanoseconds in the queue: from `queue_start` to the worker's start of the batch.

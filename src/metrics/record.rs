@@ -67,6 +67,12 @@ pub fn request_pending(series: &ModelSeries, delta: i64) {
 ///
 /// Call once for each request, before its response is sent.
 pub fn inference_done(series: &ModelSeries, timeline: &Timeline, batch_size: u64) {
+    warmup_done(series, timeline, batch_size);
+    series.objectives.succeeded(timeline.request_ns());
+}
+
+/// Counts a successful warm-up request, as Triton does: like a request of a client, but not for the objectives of the model.
+pub fn warmup_done(series: &ModelSeries, timeline: &Timeline, batch_size: u64) {
     let (input, infer, output) = timeline.compute.durations_ns();
     series.counts.success_count.add(1);
     series.counts.success_ns.add(timeline.request_ns());
@@ -76,7 +82,6 @@ pub fn inference_done(series: &ModelSeries, timeline: &Timeline, batch_size: u64
     series.counts.compute_output_ns.add(output);
     series.counts.inference_count.add(batch_size.max(1));
     series.durations.observe(timeline);
-    series.objectives.succeeded(timeline.request_ns());
     series.journal().notify();
 }
 
@@ -109,17 +114,27 @@ pub fn cache_hit(series: &ModelSeries, timeline: &Timeline, lookup_ns: u64) {
     series.journal().notify();
 }
 
-/// Counts a successful request for which the response cache had no response. `cache_ns` is the time for looking it up
-/// and inserting the response. It is added to the request's own time, as in Triton.
+/// Counts a successful request for which the response cache had no response. The insertion is added to the request's own time, which
+/// has the look-up already. (Triton adds the look-up once more.)
 ///
-/// Call before the response is sent. The request's timeline also holds `cache_ns`, for the log lines of
+/// Call before the response is sent. The request's timeline also holds the time of the insertion, for the log lines of
 /// [`batch_times`], [`request_times`] and [`ensemble_done`].
-pub fn cache_miss(series: &ModelSeries, cache_ns: u64) {
-    series.counts.success_ns.add(cache_ns);
+pub fn cache_miss(series: &ModelSeries, times: MissTimes) {
+    let both = times.lookup_ns.saturating_add(times.insertion_ns);
+    series.counts.success_ns.add(times.insertion_ns);
     series.counts.cache_misses.add(1);
-    series.counts.cache_miss_ns.add(cache_ns);
-    series.durations.observe_miss(cache_ns);
+    series.counts.cache_miss_ns.add(both);
+    series.durations.observe_miss(both);
     series.journal().notify();
+}
+
+/// The nanoseconds that the response cache took for a request whose response it did not have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MissTimes {
+    /// The look-up.
+    pub lookup_ns: u64,
+    /// The insertion of the response.
+    pub insertion_ns: u64,
 }
 
 /// Adds exemplars with the trace of a successful request to its latencies. `now_ms` is the wall clock.
@@ -241,6 +256,11 @@ pub fn batch_executed(series: &ModelSeries, total_batch: u64, compute: &ComputeS
 pub fn inference_failed(series: &ModelSeries, error: impl Into<Failed>, request_ns: u64) {
     let Failed { reason, fault } = error.into();
     series.objectives.failed(fault, request_ns);
+    warmup_failed(series, reason, request_ns);
+}
+
+/// Counts a failed warm-up request: as [`inference_failed`], but not for the objectives of the model.
+pub fn warmup_failed(series: &ModelSeries, reason: Reason, request_ns: u64) {
     let Some(failure) = Failure::of(reason) else { return };
     if let Some(cell) = series.failures.get(failure.index()) {
         cell.add(1);

@@ -96,7 +96,7 @@ pub trait Service: Clone + Send + Sync + Unpin + 'static {
     /// Returns whether a version of a model can answer requests.
     ///
     /// # Errors
-    /// The server itself cannot answer now.
+    /// The server itself cannot answer now, or the version is malformed.
     fn model_ready(&self, model: &str, version: &str) -> impl Future<Output = Result<bool, InferError>> + Send;
 
     /// Returns why a loaded version of a model cannot answer now, if the reason is more than that its worker does not run.

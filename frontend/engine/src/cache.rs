@@ -18,6 +18,7 @@ use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::builtin::Builtin;
 use pharos::metrics::cache::Cache;
 use pharos::metrics::emitter::Throttle;
+use pharos::metrics::record::MissTimes;
 use pharos::model::ModelConfig;
 use pharos::timeline::Instant;
 
@@ -145,8 +146,8 @@ impl ModelCache {
     }
 
     /// Stores copies of the response to a request that was not found, and passes it to the requests that wait for it. Returns the
-    /// nanoseconds spent on lookup and storing.
-    pub(crate) fn store(&self, miss: Miss, response: &InferResponse) -> u64 {
+    /// times of the look-up and of this.
+    pub(crate) fn store(&self, miss: Miss, response: &InferResponse) -> MissTimes {
         let started = clock::now();
         let Miss { key, lookup_ns, lead } = miss;
         let cache = &*self.shared;
@@ -174,7 +175,7 @@ impl ModelCache {
         if let (Some(lead), Some(entry)) = (lead, entry) {
             lead.finish(&entry);
         }
-        lookup_ns + clock::now().ns_since(started)
+        MissTimes { lookup_ns, insertion_ns: clock::now().ns_since(started) }
     }
 }
 

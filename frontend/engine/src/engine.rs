@@ -33,7 +33,7 @@ pub use responses::Responses;
 
 use crate::loader::{self, Loader};
 use crate::scheduler::Timer;
-use crate::serving::Serving;
+use crate::serving::{Refusal, Serving};
 use crate::shared_memory::{self, SharedMemory};
 use pharos_telemetry::log;
 use pharos_telemetry::metrics::{Definition, Source};
@@ -218,35 +218,45 @@ impl Engine {
     }
 
     /// Returns the model of a request if it accepts requests now.
-    fn resolve_accepting_model(&self, request: &InferRequest) -> Result<Arc<Serving>, InferError> {
+    fn resolve_accepting_model(&self, request: &InferRequest) -> Result<Arc<Serving>, Refusal> {
         if !self.exiting() {
             self.check_open()?;
         }
         let serving = self.inner.loader.models().serving_for(request)?;
-        if self.exiting() && !continues(request, &serving) {
-            return Err(serving.refuse(InferError::not_ready(EXITING_TEXT)));
+        let accepts = match self.exiting() && !continues(request, &serving) {
+            true => Err(InferError::not_ready(EXITING_TEXT)),
+            false => serving.check_accepts(),
+        };
+        match accepts {
+            Ok(()) => Ok(serving),
+            Err(error) => Err(Refusal::by(serving, error)),
         }
-        serving.accept()?;
-        Ok(serving)
     }
 
-    /// Loads the model of a request that was refused with `error` if the model is loaded on demand, and returns it.
-    async fn load_for(&self, request: &InferRequest, mut error: InferError) -> Result<Arc<Serving>, InferError> {
+    /// Loads the model of a refused request if the model is loaded on demand, and returns it.
+    async fn load_for(&self, request: &InferRequest, mut refusal: Refusal) -> Result<Arc<Serving>, InferError> {
         let model = (request.model_name.as_str(), request.model_version.as_str());
         for _ in 0..LOADS_OF_A_REQUEST {
             // The model may be unloaded between its load and this request.
-            if self.check_open().is_err() || !self.inner.loader.demand(model, loader::wait_limit(request)).await? {
-                return self.resolve_accepting_model(request).map_err(|_| error);
+            let is_open = self.check_open().is_ok();
+            let demanded = async { self.inner.loader.demand(model, loader::wait_limit(request)).await };
+            match if is_open { demanded.await } else { Ok(false) } {
+                Ok(true) => {}
+                Ok(false) => return self.resolve_accepting_model(request).map_err(|_| refusal.count()),
+                Err(error) => {
+                    refusal.count();
+                    return Err(error);
+                }
             }
             match self.resolve_accepting_model(request) {
                 Ok(serving) => {
                     self.inner.loader.models().snapshot().record_waited(model.0);
                     return Ok(serving);
                 }
-                Err(refused) => error = refused,
+                Err(refused) => refusal = refused,
             }
         }
-        Err(error)
+        Err(refusal.count())
     }
 
     /// The metrics cache.

@@ -201,6 +201,7 @@ pub(crate) fn infer<M: Members>(
                 }
                 Found::Miss(not_found) => miss = Some(not_found),
             }
+            request.timeline.queue_start = clock::now();
         }
         let run = run(&target, request).await;
         let (request, mut response) = run.map_err(|error| unanswered.failed(error))?;

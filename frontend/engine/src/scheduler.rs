@@ -229,6 +229,7 @@ impl Driver {
                 Found::Miss(not_found) => miss = Some(not_found),
             }
             now = clock::now();
+            request.timeline.queue_start = now;
         }
         let ticket = ticket(id, &request, &checked);
         let (reply, answer) = oneshot::channel();

@@ -37,7 +37,7 @@ use pharos_telemetry::system::Worker;
 pub(crate) use responses::Responses;
 pub(crate) use retire::RetireReason;
 use retire::Retired;
-pub(crate) use version::{Executor, Serving};
+pub(crate) use version::{Executor, Refusal, Serving};
 
 /// A snapshot of the model table. It is replaced as a whole, so that requests read it without waiting for changes.
 #[derive(Default, Clone)]

@@ -233,11 +233,11 @@ mod tests {
         let server_timing = |timeline: &Timeline| String::from_utf8(server_timing(timeline).text().to_vec()).unwrap();
         let common = "queue;dur=0.08, compute_input;dur=0.000001, infer;dur=2, output;dur=0.05, total;dur=";
         assert_eq!(server_timing(&timeline), format!("{common}1002"));
-        let missed = Timeline { cache_miss_ns: 5, cache: Some(CacheLookup::Miss), batch_size: 8, ..timeline };
+        let missed = Timeline { insertion_ns: 5, cache: Some(CacheLookup::Miss), batch_size: 8, ..timeline };
         assert_eq!(server_timing(&missed), format!("{common}1002.000005, cache;desc=miss, batch;desc=\"8\""));
         let hit = Timeline { cache: Some(CacheLookup::Hit), ..timeline };
         assert_eq!(server_timing(&hit), format!("{common}1002, cache;desc=hit"));
-        let most = Timeline { request_end: Instant(u64::MAX), batch_size: u64::MAX, cache_miss_ns: u64::MAX, ..missed };
+        let most = Timeline { request_end: Instant(u64::MAX), batch_size: u64::MAX, insertion_ns: u64::MAX, ..missed };
         let most = server_timing(&Timeline {
             queue_start: Instant(0),
             compute: ComputeStamps { end: Instant(u64::MAX), start: Instant(u64::MAX), ..compute },

@@ -25,7 +25,7 @@ const TIMELINE: Timeline = Timeline {
         end: Instant(2_107_500),
     },
     request_end: Instant(2_200_000),
-    cache_miss_ns: 0,
+    insertion_ns: 0,
     cache: None,
     batch_size: 0,
 };

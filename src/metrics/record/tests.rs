@@ -22,7 +22,7 @@ const TIMELINE: Timeline = Timeline {
         end: Instant(2_630_000),
     },
     request_end: Instant(3_000_000),
-    cache_miss_ns: 0,
+    insertion_ns: 0,
     cache: None,
     batch_size: 0,
 };
@@ -116,12 +116,12 @@ fn a_cache_hit_is_a_success_but_not_an_inference() {
 }
 
 #[test]
-fn a_cache_miss_adds_its_cost_to_the_request() {
+fn a_cache_miss_adds_its_insertion_to_the_request() {
     let (_, series) = loaded();
     inference_done(&series, &TIMELINE, 2);
-    cache_miss(&series, 40_000);
+    cache_miss(&series, MissTimes { lookup_ns: 30_000, insertion_ns: 10_000 });
     let statistics = statistics::of(&series);
-    assert_eq!(statistics.inference_stats.success, duration(1, 2_040_000));
+    assert_eq!(statistics.inference_stats.success, duration(1, 2_010_000));
     assert_eq!(statistics.inference_stats.compute_infer, duration(1, 1_000_000));
     assert_eq!(statistics.inference_stats.cache_miss, duration(1, 40_000));
     assert_eq!(statistics.inference_count, 2);
@@ -138,7 +138,7 @@ fn only_a_model_with_the_cache_has_its_families() {
     assert_eq!((families(&text), text.contains("nv_inference_request_summary_us{")), (0, true));
     cache.model_cached(&series);
     inference_done(&series, &TIMELINE, 1);
-    cache_miss(&series, 40_000);
+    cache_miss(&series, MissTimes { lookup_ns: 30_000, insertion_ns: 10_000 });
     cache_hit(&series, &hit(), 30_000);
     let text = render(&cache, Format::Text);
     assert_eq!((families(&text), text.contains("nv_inference_request_summary_us{")), (6, false));

@@ -1,5 +1,7 @@
 """Service level objectives: exact counts of good and bad requests, reloads, and the rules that `pharos slo rules` prints."""
 
+import contextlib
+import os
 import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -216,3 +218,40 @@ def test_no_objectives_no_series(start):
     assert server.infer("identity_fp32", ONE)[0] == 200
     status, text = server.get("/metrics", server.metrics)
     assert status == 200 and samples(text) and "pharos_slo" not in text
+
+
+WARM = """backend: "builtin" max_batch_size: 4
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 1 ] } output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 1 ] }
+parameters { key: "function" value { string_value: "identity" } }
+model_warmup { name: "w" batch_size: 1 count: 3 inputs { key: "INPUT0" value { data_type: TYPE_FP32 dims: [ 1 ] zero_data: true } } }
+"""
+
+
+def test_neither_warm_up_nor_refusals_count_more_than_they_are(start, tmp_path):
+    """Requests for warming up count for no objective, and one that is refused counts once."""
+    (tmp_path / "models/warm/1").mkdir(parents=True)
+    (tmp_path / "models/warm/config.pbtxt").write_text(WARM)
+    file = tmp_path / "metrics.yaml"
+    file.write_text((ROOT / "metrics.yaml").read_text() + "\nslos: [{name: up, availability: 99%}]\n")
+    server = start([], f"--metrics-config={file}", "--exit-timeout-secs=10", repository=tmp_path / "models")
+    key = ("warm", "up", "availability")
+    scraped = server.scrape()
+    assert total(scraped, "nv_inference_request_success", model="warm") == 3
+    assert counts(scraped, "pharos_slo_requests_total")[key] == 0
+    (worker,) = server.workers()
+    # The worker exists, but does not read its frames, so the server waits for the request when it ends.
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(server.infer, "warm", one("FP32", [1, 1], [1]))
+            eventually("a request is executed", lambda: total(server.scrape(), "pharos_executing_requests") == 1)
+            server.process.terminate()
+            eventually("new requests are refused", lambda: server.infer("warm", one("FP32", [1, 1], [1]))[0] == 503)
+            before = counts(server.scrape(), "pharos_slo_requests_total")[key]
+            assert [server.infer("warm", one("FP32", [1, 1], [1]))[0] for _ in range(3)] == [503] * 3
+            assert counts(server.scrape(), "pharos_slo_requests_total")[key] == before + 3
+            os.kill(worker, signal.SIGCONT)
+            assert first.result()[0] == 200
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGCONT)

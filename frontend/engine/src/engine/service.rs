@@ -26,6 +26,7 @@ use pharos::trace::settings::Update;
 
 use super::exchange::Exchange;
 use super::{EXITING, Engine, OpenStream, Responses, SERVING, check_text, uploads};
+use crate::serving::Refusal;
 use pharos_os::{blocking, clock};
 use pharos_telemetry::log;
 
@@ -55,10 +56,12 @@ impl Service for Engine {
 
     async fn model_ready(&self, model: &str, version: &str) -> Result<bool, InferError> {
         self.check_open()?;
-        Ok(match self.in_repository(model, version) {
-            Ok((model, version)) => self.inner.loader.models().check_ready(&model, version).await,
-            Err(_) => false,
-        })
+        let Ok((model, version)) = self.in_repository(model, version) else { return Ok(false) };
+        if !version.is_empty() {
+            // Refuse a malformed version even if the model is unknown, as Triton does.
+            parse_version(version)?;
+        }
+        Ok(self.inner.loader.models().check_ready(&model, version).await)
     }
 
     fn why_not_ready(&self, model: &str, version: &str) -> Option<String> {
@@ -114,7 +117,7 @@ impl Service for Engine {
         let mut exchange = Exchange::begin(self, &mut request)?;
         let serving = match self.resolve_accepting_model(&request) {
             Ok(serving) => serving,
-            Err(error) => Box::pin(self.load_for(&request, error)).await?,
+            Err(refusal) => Box::pin(self.load_for(&request, refusal)).await?,
         };
         exchange.found(self, &serving, &mut request)?;
         self.inner.shared_memory.attach(&mut request)?;
@@ -137,7 +140,7 @@ impl Service for Engine {
 
     fn stream(&self, mut request: InferRequest) -> Result<Responses, InferError> {
         let mut exchange = Exchange::begin(self, &mut request)?;
-        let serving = self.resolve_accepting_model(&request)?;
+        let serving = self.resolve_accepting_model(&request).map_err(Refusal::count)?;
         exchange.found(self, &serving, &mut request)?;
         self.inner.shared_memory.attach(&mut request)?;
         check_text(&request)?;

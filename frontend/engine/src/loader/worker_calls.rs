@@ -15,13 +15,18 @@ use super::Loader;
 use super::on_demand::wait_limit;
 use crate::calls::{Answers, BoxFuture, Models, decoupled, not_ready, refused};
 use crate::scheduler::{Answer, Streamed};
-use crate::serving::Responses;
+use crate::serving::{Refusal, Responses};
 
 impl Models for Loader {
     fn infer(self: Arc<Self>, mut request: InferRequest, may_be_many: bool) -> Result<Box<dyn Answers>, InferError> {
         let name = request.model_name.clone();
-        let serving = self.models.serving_for(&request).and_then(|serving| serving.accept().map(|()| serving));
-        let serving = match serving {
+        let accepting = self.models.serving_for(&request).map_err(Refusal::from).and_then(|serving| {
+            match serving.check_accepts() {
+                Ok(()) => Ok(serving),
+                Err(error) => Err(Refusal::by(serving, error)),
+            }
+        });
+        let serving = match accepting {
             Ok(serving) => serving,
             Err(_) if self.may_be_demanded(&request) => {
                 let limit = wait_limit(&request);
@@ -35,7 +40,9 @@ impl Models for Loader {
                 };
                 return Ok(Box::new(Loading::Waits(Box::pin(loaded))));
             }
-            Err(error) => return Err(refused(&name, InferError { message: not_ready(&name), ..error })),
+            Err(refusal) => {
+                return Err(refused(&name, InferError { message: not_ready(&name), ..refusal.count() }));
+            }
         };
         if serving.config.decoupled && !may_be_many {
             return Err(refused(&name, InferError::unsupported(decoupled(&name))));

@@ -35,7 +35,7 @@ impl Driver {
         link.send_released_if_many();
     }
 
-    /// Records a warm-up batch, which counts like any other.
+    /// Records a warm-up batch, which counts like any other, but neither for objectives nor for a tenant: no client sent it.
     ///
     /// # Errors
     /// The error of the first request that failed.
@@ -47,7 +47,18 @@ impl Driver {
         since: Instant,
     ) -> Result<(), InferError> {
         let now = clock::now();
-        let answers = self.recorded(parts, link, done, now);
+        let batch_size = self.record_batch(parts, done);
+        let mut answers = self.answers(parts, link, done);
+        for (part, answer) in parts.iter().zip(&mut answers) {
+            let timeline = Timeline { compute: done.stamps, request_end: now, batch_size, ..part.request.timeline };
+            match answer {
+                Ok(response) => {
+                    response.timeline = timeline;
+                    record::warmup_done(&self.series, &timeline, part.checked.batch_size);
+                }
+                Err(error) => record::warmup_failed(&self.series, error.reason, timeline.request_ns()),
+            }
+        }
         self.record_times(&answers, done, now.ns_since(since));
         answers.into_iter().try_for_each(|answer| answer.map(drop))
     }

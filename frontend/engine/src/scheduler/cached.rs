@@ -7,7 +7,7 @@ use pharos::cache::Entry;
 use pharos::error::{InferError, Reason};
 use pharos::id::RequestId;
 use pharos::infer::{InferRequest, InferResponse};
-use pharos::metrics::record;
+use pharos::metrics::record::{self, MissTimes};
 use pharos::metrics::series::ModelSeries;
 use pharos::model::{Checked, ModelConfig};
 use pharos::timeline::{CacheLookup, ComputeStamps};
@@ -39,11 +39,11 @@ pub(crate) fn answer_found(
     response
 }
 
-/// Records that looking up and storing a response missing in the cache took `cache_ns`.
-pub(crate) fn record_miss(series: &ModelSeries, cache_ns: u64, response: &mut InferResponse) {
-    response.timeline.cache_miss_ns = cache_ns;
+/// Records the look-up and the insertion of a response that the cache did not have.
+pub(crate) fn record_miss(series: &ModelSeries, times: MissTimes, response: &mut InferResponse) {
+    response.timeline.insertion_ns = times.insertion_ns;
     response.timeline.cache = Some(CacheLookup::Miss);
-    record::cache_miss(series, cache_ns);
+    record::cache_miss(series, times);
 }
 
 impl Driver {

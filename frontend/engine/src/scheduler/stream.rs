@@ -2,13 +2,13 @@
 //! worker may have [`CREDITS`] unread responses of a request; credit returns to it as the reader takes responses. The memory of a
 //! reader that does not read is thus bounded.
 //!
-//! A request is complete with its last response, and counts then as succeeded or failed. Its place in the instance becomes free
+//! A request is complete with its last response, and counts then as succeeded or, if any response was an error, as failed. Its place in the instance becomes free
 //! when the whole batch is done.
 
 use std::collections::hash_map::Entry;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use pharos::error::{ErrorCode, InferError};
@@ -42,6 +42,8 @@ pub(super) struct Flow {
     position: Mutex<Option<BatchPosition>>,
     /// The responses with data, for the metrics.
     progress: StreamProgress,
+    /// The first response that was an error.
+    failed: OnceLock<InferError>,
 }
 
 /// The position of a request in a batch of an instance.
@@ -420,9 +422,15 @@ impl Driver {
             record::stream_response(&self.series, &flow.progress, times, response.byte_size());
         }
         request_trace::answered(&part.request, &answer, last.then_some(&timeline));
+        if let Err(error) = &answer {
+            flow.failed.get_or_init(|| error.clone());
+        }
         if last {
             record::stream_ended(&self.series, &flow.progress);
-            self.record_one(&part, &answer, &timeline);
+            match flow.failed.get() {
+                Some(error) => self.record_failed(&part, error, timeline.request_ns()),
+                None => self.record_one(&part, &answer, &timeline),
+            }
         }
         let item = Item { streamed: Streamed { answer, last, empty }, costs_credit };
         // Credit guarantees room in the channel; a send fails only if the client has disconnected.

@@ -114,6 +114,34 @@ impl Executor {
     }
 }
 
+/// A refused request, which counts when it is certain that it will not be tried again.
+pub(crate) struct Refusal {
+    error: InferError,
+    /// The version that cannot take the request; `None` if it does not exist.
+    version: Option<Arc<Serving>>,
+}
+
+impl Refusal {
+    /// Returns the refusal by a version.
+    pub(crate) fn by(version: Arc<Serving>, error: InferError) -> Self {
+        Self { error, version: Some(version) }
+    }
+
+    /// Counts the request for the objectives of the model, once, and returns the error.
+    pub(crate) fn count(self) -> InferError {
+        match self.version {
+            Some(version) => version.refuse(self.error),
+            None => self.error,
+        }
+    }
+}
+
+impl From<InferError> for Refusal {
+    fn from(error: InferError) -> Self {
+        Self { error, version: None }
+    }
+}
+
 impl Serving {
     /// The driver; `None` for an ensemble.
     pub(crate) fn driver(&self) -> Option<&Arc<Driver>> {
@@ -133,8 +161,16 @@ impl Serving {
     /// Accepts a request if the version can execute it soon. A refused request counts for the objectives of the model.
     ///
     /// # Errors
-    /// No instance can execute a request soon. An ensemble's members are checked at each step instead.
+    /// As [`Serving::check_accepts`].
     pub(crate) fn accept(&self) -> Result<(), InferError> {
+        self.check_accepts().map_err(|error| self.refuse(error))
+    }
+
+    /// Checks that the version can execute a request soon.
+    ///
+    /// # Errors
+    /// No instance can execute a request soon. An ensemble's members are checked at each step instead.
+    pub(crate) fn check_accepts(&self) -> Result<(), InferError> {
         if self.instances().is_none_or(Instances::can_serve) {
             return Ok(());
         }
@@ -142,7 +178,7 @@ impl Serving {
         if let Some(reason) = self.instances().and_then(|instances| instances.failure_reasons().into_iter().next()) {
             error.message = format!("{}: {reason}", error.message);
         }
-        Err(self.refuse(error))
+        Err(error)
     }
 
     /// Counts a request that the version cannot take now, and returns the error.
