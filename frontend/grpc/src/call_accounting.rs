@@ -123,7 +123,7 @@ fn shortened(text: String) -> String {
 }
 
 /// Returns the reason of a failure that the transport reported before any handler ran.
-fn transport_reason(code: Code) -> Reason {
+pub(super) fn transport_reason(code: Code) -> Reason {
     match code {
         Code::Ok | Code::Unimplemented => Reason::Unsupported,
         Code::Cancelled => Reason::Cancelled,

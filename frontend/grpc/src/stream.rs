@@ -20,7 +20,7 @@ use tonic::codegen::tokio_stream::Stream;
 use tonic::metadata::MetadataMap;
 use tonic::{Status, Streaming};
 
-use super::call_accounting::{CallAccount, Forwarded, status};
+use super::call_accounting::{CallAccount, Forwarded, status, transport_reason};
 use super::codec::{self, FINAL_RESPONSE};
 use super::deadline;
 use super::large_tensors::Inputs;
@@ -203,8 +203,8 @@ impl<S: Service> Reading<S> {
                 Err(error) => {
                     tracing::debug!(%error, "reading a request stream failed");
                     if error.code() != tonic::Code::Cancelled {
-                        let code = error.code() as u16;
-                        self.service.record_answered(Protocol::Grpc, Route::StreamInfer, code, Some(Reason::Malformed));
+                        let (code, reason) = (error.code() as u16, transport_reason(error.code()));
+                        self.service.record_answered(Protocol::Grpc, Route::StreamInfer, code, Some(reason));
                         let _ = self.queue.send(Err(error));
                     }
                     return;

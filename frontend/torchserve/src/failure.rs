@@ -25,13 +25,17 @@ pub fn no_worker(model: &str, version: &str, more: &str) -> Refused {
          workers. If this is a sequence inference, please check if it is closed, or expired; or exceeds \
          maxSequenceJobQueueSize{more}"
     );
-    Refused { status: 503, kind: "ServiceUnavailableException", message }
+    Refused::new(503, "ServiceUnavailableException", message)
 }
 
 /// Returns the client's view of an engine error.
-pub fn refused(error: &InferError, (model, version): (&str, &str), end: impl FnOnce() -> End) -> Refused {
+pub fn refused(error: &InferError, model: (&str, &str), end: impl FnOnce() -> End) -> Refused {
+    by_reason(error, model, end).because(error.reason)
+}
+
+fn by_reason(error: &InferError, (model, version): (&str, &str), end: impl FnOnce() -> End) -> Refused {
     let message = without_id(&error.message);
-    let kind = |status: u16, kind: &'static str| Refused { status, kind, message: message.to_owned() };
+    let kind = |status: u16, kind: &'static str| Refused::new(status, kind, message.to_owned());
     match error.reason {
         Reason::QueueFull => no_worker(model, version, &format!(". Its queue is full: {message}")),
         Reason::NotReady => no_worker(model, version, &format!(". {message}")),
@@ -40,7 +44,7 @@ pub fn refused(error: &InferError, (model, version): (&str, &str), end: impl FnO
         Reason::Timeout if error.code == ErrorCode::InvalidArg => kind(408, "RequestTimeoutException"),
         Reason::Timeout => {
             let message = format!("The request waited longer than clientTimeoutInMills allows: {message}");
-            Refused { status: 408, kind: "RequestTimeoutException", message }
+            Refused::new(408, "RequestTimeoutException", message)
         }
         Reason::TooLarge => kind(413, "BadRequestException"),
         Reason::Malformed | Reason::Invalid | Reason::Unsupported | Reason::SharedMemory => {
@@ -51,7 +55,7 @@ pub fn refused(error: &InferError, (model, version): (&str, &str), end: impl FnO
         Reason::Cancelled | Reason::Internal => kind(500, "InternalServerException"),
         Reason::Backend => {
             let (status, text) = with_status(message);
-            Refused { status, kind: "InternalServerException", message: text.to_owned() }
+            Refused::new(status, "InternalServerException", text.to_owned())
         }
     }
 }
@@ -59,7 +63,7 @@ pub fn refused(error: &InferError, (model, version): (&str, &str), end: impl FnO
 /// Returns the refusal of a request whose worker process ended.
 pub fn worker_died(end: End) -> Refused {
     let status = if end == End::Killed { 507 } else { 500 };
-    Refused { status, kind: "InternalServerException", message: "Worker died.".to_owned() }
+    Refused::new(status, "InternalServerException", "Worker died.".to_owned())
 }
 
 /// Splits a worker's message into the status that it sets and the rest.

@@ -238,7 +238,7 @@ impl<S: Management> Registry<S> {
         let others = self.read().get(name).is_some_and(|model| model.versions.len() > 1 && model.default == found.text);
         if others {
             let message = format!("Cannot remove default version for model {name}");
-            return Err(Refused { status: 403, kind: "InvalidModelVersionException", message });
+            return Err(Refused::new(403, "InvalidModelVersionException", message));
         }
         drop(turn);
         self.remove(&found).await;
@@ -395,7 +395,7 @@ fn unknown(name: &str) -> Refused {
 }
 
 fn unknown_version(message: String) -> Refused {
-    Refused { status: 404, kind: "ModelVersionNotFoundException", message }
+    Refused::new(404, "ModelVersionNotFoundException", message)
 }
 
 fn not_started(version: &Version, reason: &str) -> Refused {

@@ -96,7 +96,7 @@ impl Tokens {
         if same && until.is_none_or(|until| clock::now() < until) {
             return Ok(());
         }
-        Err(Refused { status: 400, kind: "InvalidKeyException", message: FAILED.to_owned() })
+        Err(Refused::new(400, "InvalidKeyException", FAILED.to_owned()))
     }
 
     /// Replaces the key of the given name and writes the file. Returns `None` for an unknown name.

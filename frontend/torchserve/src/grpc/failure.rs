@@ -1,6 +1,12 @@
 //! Converts refusals to gRPC statuses: the message, followed by a line with the class of TorchServe's exception, which clients
 //! parse.
 
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+
+use http::Response;
+use pharos::error::Reason;
 use tonic::{Code, Status};
 
 use crate::Refused;
@@ -12,8 +18,28 @@ pub(super) fn status(refused: &Refused) -> Status {
 
 /// Converts a refusal to a status with the given code.
 pub(super) fn with_code(code: Code, refused: &Refused) -> Status {
-    Status::new(code, format!("{}\n{}", refused.message, class(refused.kind)))
+    let mut status = Status::new(code, format!("{}\n{}", refused.message, class(refused.kind)));
+    status.set_source(Arc::new(Cause(refused.reason)));
+    status
 }
+
+/// Returns the reason of a response that a status ended; `None` if the status is not one of these.
+pub(super) fn reason_of<B>(response: &Response<B>) -> Option<Reason> {
+    let status = response.extensions().get::<Status>()?;
+    status.source()?.downcast_ref::<Cause>().map(|cause| cause.0)
+}
+
+/// The reason of a refusal, as the source of its status.
+#[derive(Debug)]
+struct Cause(Reason);
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0.as_str())
+    }
+}
+
+impl Error for Cause {}
 
 /// Maps an HTTP status to a gRPC code.
 fn code(status: u16) -> Code {

@@ -198,7 +198,8 @@ impl<S: Management, D: KserveGrpc> tower::Service<Request<Incoming>> for Port<S,
             let response = answer.await?;
             let code = code(&response);
             if let Some(count) = count {
-                count.end(code as u16, refused.or_else(|| (code != Code::Ok).then_some(reason(code))));
+                let failed = || failure::reason_of(&response).unwrap_or_else(|| reason(code));
+                count.end(code as u16, refused.or_else(|| (code != Code::Ok).then(failed)));
             }
             log((peer, &path), code, received);
             if reported {

@@ -59,7 +59,7 @@ pub(super) fn health(healthy: bool) -> Response {
 
 /// Returns an error response.
 pub(super) fn refusal(refused: &Refused) -> Response {
-    let Refused { status, kind, message } = refused;
+    let Refused { status, kind, message, .. } = refused;
     let code = StatusCode::from_u16(*status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     with_status(code, &ErrorBody { code: code.as_u16(), kind, message })
 }
@@ -76,7 +76,7 @@ pub(super) fn kserve_error(status: StatusCode, text: &str) -> Response {
 /// Returns the response to a denied request, and the reason for the metrics.
 pub(super) fn denied(denied: Denied) -> (Response, Reason) {
     let denied = match denied {
-        Denied::Key(refused) => return (refusal(&refused), reason(&refused)),
+        Denied::Key(refused) => return (refusal(&refused), refused.reason),
         Denied::ModelApi => return (kserve_error(StatusCode::FORBIDDEN, NO_MODEL_API), Reason::Restricted),
         Denied::Server(denied) => denied.over_http(),
     };
@@ -88,37 +88,22 @@ pub(super) fn denied(denied: Denied) -> (Response, Reason) {
     (response, denied.reason)
 }
 
-/// Returns the reason of a refusal for the metrics.
-pub(super) fn reason(refused: &Refused) -> Reason {
-    match (refused.status, refused.kind) {
-        (_, "InvalidKeyException") => Reason::Unauthenticated,
-        (404, "ModelNotFoundException" | "ModelVersionNotFoundException") => Reason::UnknownModel,
-        (404 | 405, _) => Reason::Unsupported,
-        (408, _) => Reason::Timeout,
-        (413, _) => Reason::TooLarge,
-        (400..=499, _) => Reason::Invalid,
-        (503, "ServiceUnavailableException") => Reason::NotReady,
-        (_, "InternalServerException") => Reason::Backend,
-        _ => Reason::Internal,
-    }
-}
-
 /// The error for unknown paths.
 pub(super) fn not_found() -> Refused {
     let message = "Requested resource is not found, please refer to API document.".to_owned();
-    Refused { status: 404, kind: "ResourceNotFoundException", message }
+    Refused::new(404, "ResourceNotFoundException", message)
 }
 
 /// The error for a known path with an unsupported method, or one that the configuration disables.
 pub(super) fn wrong_method() -> Refused {
     let message = "Requested method is not allowed, please refer to API document.".to_owned();
-    Refused { status: 405, kind: "MethodNotAllowedException", message }
+    Refused::new(405, "MethodNotAllowedException", message)
 }
 
 /// The error for workflows, which are not supported.
 pub(super) fn no_workflow(name: &str) -> Refused {
     let message = format!("Workflow not found: {name}");
-    Refused { status: 404, kind: "WorkflowNotFoundException", message }
+    Refused::new(404, "WorkflowNotFoundException", message)
 }
 
 /// Adds the headers that all responses have.

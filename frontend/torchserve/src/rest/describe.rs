@@ -53,7 +53,7 @@ async fn handler_description<S: Management>(
         let message = format!(
             "Model \"{model}\" has no worker to serve describe request. Please use scale workers API to add workers."
         );
-        return Err(Refused { status: 503, kind: "ServiceUnavailableException", message });
+        return Err(Refused::new(503, "ServiceUnavailableException", message));
     }
     let since = clock::now();
     loaded(shared, (model, ""), (version, since)).await?;

@@ -128,7 +128,7 @@ async fn from_json<S: Management>(shared: &Shared<S>, head: &RequestHead, body: 
         Read::Whole(data) => data.join(),
         Read::TooLarge(size) => {
             let message = format!("The JSON body has at least {size} bytes; at most {MAX_JSON} are allowed");
-            return Err(Refused { status: 413, kind: "BadRequestException", message });
+            return Err(Refused::new(413, "BadRequestException", message));
         }
     };
     let wrong = |error| Refused::bad_request(format!("The body cannot be used: {error}"));
@@ -175,7 +175,7 @@ pub(super) async fn scale<S: Management>(
     if min < 0 && max >= min {
         shared.registry.find(model, version)?;
         let message = format!("min_worker is {min}; allowed are whole numbers from 0");
-        return Err(Refused { status: 500, kind: "IndexOutOfBoundsException", message });
+        return Err(Refused::new(500, "IndexOutOfBoundsException", message));
     }
     let number = |number: i64| u32::try_from(number.max(0)).unwrap_or(u32::MAX);
     let scale = Scale { min: number(min), max: number(max), wait };

@@ -156,7 +156,7 @@ impl<S: Management> Port<S> {
         }
         let (mut response, reason) = match self.answer(endpoint, head, body).await {
             Ok(response) => (response, None),
-            Err(refused) => (answer::refusal(&refused), Some(answer::reason(&refused))),
+            Err(refused) => (answer::refusal(&refused), Some(refused.reason)),
         };
         if let Some(requested) = Requested::of(route, &head.headers, &head.uri) {
             requested.add_to(&mut response, |model, version| gate.load_report(model, version));
@@ -175,7 +175,7 @@ impl<S: Management> Port<S> {
             (Endpoint::WrongMethod, Denied::Server(access::Denied::Unknown)) => answer::wrong_method(),
             (_, denied) => return Some(answer::denied(denied)),
         };
-        Some((answer::refusal(&refused), answer::reason(&refused)))
+        Some((answer::refusal(&refused), refused.reason))
     }
 
     async fn answer(&self, endpoint: Endpoint, head: &RequestHead, body: Body) -> Result<Response, Refused> {

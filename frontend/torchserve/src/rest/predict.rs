@@ -164,7 +164,7 @@ async fn parts<S: Management>(
         Ok(Read::Whole(data)) => data.join(),
         Ok(Read::TooLarge(size)) => {
             let message = format!("The body has at least {size} bytes; max_request_size allows {limit}");
-            return Err(Refused { status: 413, kind: "BadRequestException", message });
+            return Err(Refused::new(413, "BadRequestException", message));
         }
         Err(error) => return Err(failure::refused(&error, ("", ""), || End::Died)),
     };
