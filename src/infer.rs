@@ -57,8 +57,11 @@ pub struct InferRequest {
     pub model_version: String,
     /// The client's id; may be empty.
     pub id: String,
-    /// Inputs in the client's order.
+    /// The inputs: in the client's order until the model's check, then in the order of the configuration.
     pub inputs: Vec<InferInput>,
+    /// The client's order of the inputs, as positions in the configuration, if the model's check has sorted them; otherwise
+    /// empty.
+    pub input_order: Vec<u16>,
     /// The body of a raw binary request (`Inference-Header-Content-Length: 0`), whose only input the model's configuration
     /// describes. `inputs` is empty until the model's check has derived it.
     pub raw_body: Option<Data>,

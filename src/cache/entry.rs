@@ -77,7 +77,7 @@ impl Entry {
         Self { outputs: outputs.collect(), parameters: response.parameters.clone() }
     }
 
-    /// Returns the outputs, in the model's order.
+    /// Returns the outputs, in the order of the response.
     pub fn outputs(&self) -> &[InferOutput] {
         &self.outputs
     }
@@ -134,19 +134,23 @@ impl Entry {
         rest.entry(bytes).ok_or(Invalid::Contents)
     }
 
-    /// Checks that the entry can be the model's response to a request of `batch_size`: requested outputs in the model's
-    /// order, with the right datatypes and batch dimensions.
+    /// Checks that the entry can be the model's response to a request of `batch_size`: requested outputs in any
+    /// order, each once, with the right datatypes and batch dimensions.
     ///
     /// # Errors
     /// [`Invalid::Model`] if it cannot.
     pub fn check(&self, config: &ModelConfig, request: &InferRequest, batch_size: u64) -> Result<(), Invalid> {
-        let mut specs = config.outputs.iter();
         let wanted = |name: &str| request.outputs.is_empty() || request.outputs.iter().any(|o| o.name == name);
-        let fits = self.outputs.iter().all(|InferOutput { name, tensor }| {
-            // Searching from the position of the previous output ensures the order.
-            specs.any(|spec| spec.name == *name && spec.datatype == tensor.datatype && wanted(name))
-                && (!config.batches() || tensor.shape.first() == i64::try_from(batch_size).ok().as_ref())
-        });
+        let repeated = |at: usize, name: &str| self.outputs.iter().take(at).any(|earlier| earlier.name == name);
+        // The model has no more outputs than this, so the search for repeated names is short.
+        let few = self.outputs.len() <= config.outputs.len();
+        let fits = few
+            && self.outputs.iter().enumerate().all(|(at, InferOutput { name, tensor })| {
+                config.output(name).is_some_and(|spec| spec.datatype == tensor.datatype)
+                    && wanted(name)
+                    && !repeated(at, name)
+                    && (!config.batches() || tensor.shape.first() == i64::try_from(batch_size).ok().as_ref())
+            });
         if fits { Ok(()) } else { Err(Invalid::Model) }
     }
 }

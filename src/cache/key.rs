@@ -106,7 +106,7 @@ impl Identity {
     }
 }
 
-/// Adds the requested outputs, sorted: responses have the model's order.
+/// Adds the requested outputs, sorted: the order of a response does not depend on theirs.
 fn push_outputs(head: &mut Vec<u8>, request: &InferRequest) {
     let mut names: Vec<&str> = request.outputs.iter().map(|output| output.name.as_str()).collect();
     names.sort_unstable();

@@ -181,7 +181,8 @@ fn an_entry_must_match_the_model_and_the_request() {
     assert!(fits(&|r| r.outputs.truncate(1), &["X"], 1));
     assert!(!fits(&|_| {}, &["X"], 1), "an output was not requested");
     assert!(!fits(&|_| {}, &[], 2), "another batch size");
-    assert!(!fits(&|r| r.outputs.reverse(), &[], 1), "the order is not the model's");
+    assert!(fits(&|r| r.outputs.reverse(), &[], 1), "a model determines the order of its outputs");
+    assert!(!fits(&|r| r.outputs[1] = r.outputs[0].clone(), &[], 1), "an output occurs twice");
     assert!(!fits(&|r| r.outputs[0].name = "Z".into(), &[], 1), "the model has no such output");
     assert!(!fits(&|r| r.outputs[0].tensor.datatype = DataType::Fp32, &[], 1), "the model has another datatype");
 }

@@ -81,7 +81,7 @@ pub struct Shortage {
     pub needed: u64,
     /// The most that models may use.
     pub limit: u64,
-    /// What models use.
+    /// What other models use.
     pub used: u64,
     /// What could become free by unloading models.
     pub unused: u64,
@@ -96,7 +96,7 @@ pub fn refusal(name: &str, shortage: Shortage) -> String {
         Memory::Gpu(number) => (format!(" on GPU {number}"), " there", "--model-gpu-memory-limit"),
     };
     format!(
-        "not enough memory{on_gpu}: model '{name}' needs about {needed}{there}; models use {used} of at most {limit} ({flag}), \
+        "not enough memory{on_gpu}: model '{name}' needs about {needed}{there}; others use {used} of at most {limit} ({flag}), \
          and unloading those that may be unloaded would free {unused}"
     )
 }

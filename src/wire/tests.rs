@@ -26,6 +26,7 @@ fn execute() -> ToWorker {
                     priority: 2,
                     timeout_us: 3,
                     outputs: vec![1],
+                    input_order: vec![2, 0],
                     traced: true,
                     trace_context: Some("{}".into()),
                     ragged: vec![(0, vec![1, 3])],

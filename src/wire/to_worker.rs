@@ -157,6 +157,8 @@ pub struct Details {
     pub timeout_us: u64,
     /// The requested outputs, as positions in the configuration; empty for all.
     pub outputs: Vec<u16>,
+    /// The client's order of the inputs, as positions in the configuration; empty if that is the order of the configuration.
+    pub input_order: Vec<u16>,
     /// Whether the request is traced.
     pub traced: bool,
     /// The trace context for other tracers, as JSON, if a collector receives the trace.
@@ -327,7 +329,7 @@ fields!(Execute { batch, requests, inputs, outputs, released, flags, placements,
 fields!(Placement { request, output, region, offset, len });
 fields!(Resumed { request, sent, taken });
 fields!(BatchRequest { id, rows, parameters, sequence, details });
-fields!(Details { correlation, start, end, priority, timeout_us, outputs, traced, trace_context, ragged });
+fields!(Details { correlation, start, end, priority, timeout_us, outputs, input_order, traced, trace_context, ragged });
 fields!(SequenceStep { key, start, end });
 fields!(InputBlock { input, datatype, shape, offset, len, pieces });
 fields!(Piece { region, request, offset, len, elements });

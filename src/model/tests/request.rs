@@ -311,6 +311,24 @@ fn raw_bodies_become_the_one_input() {
     }
 }
 
+#[test]
+fn the_clients_order_of_inputs_is_kept() {
+    let source = "backend: 'b' input [ { name: 'A' data_type: TYPE_INT8 dims: [1] }, { name: 'B' data_type: TYPE_INT8 dims: [1] optional: \
+        true }, { name: 'Z' data_type: TYPE_INT8 dims: [1] } ] output { name: 'O' data_type: TYPE_INT8 dims: [1] }";
+    let model = config("m", source);
+    for (given, expected) in [("ABZ", &[][..]), ("AZ", &[]), ("ZAB", &[2, 0, 1]), ("ZA", &[2, 0]), ("BAZ", &[1, 0, 2])]
+    {
+        let inputs = given.chars().map(|name| input(&name.to_string(), DataType::Int8, &[1], vec![0])).collect();
+        let mut request = request(inputs);
+        model.check(&mut request).unwrap();
+        assert_eq!(request.input_order, expected, "{given}");
+        assert!(request.inputs.is_sorted_by(|one, other| one.name < other.name), "{given}");
+        // Another check finds them sorted.
+        model.check(&mut request).unwrap();
+        assert_eq!(request.input_order, expected, "{given}");
+    }
+}
+
 proptest! {
     /// An accepted request is consistent: sizes match shapes, and inputs are in the order of the configuration.
     #[test]

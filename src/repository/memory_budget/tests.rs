@@ -189,12 +189,12 @@ fn a_refusal_names_all_numbers() {
     let shortage = Shortage { memory: Memory::Main, needed: 2_000_000, limit: 5_000_000, used: 4_500_000, unused: 0 };
     assert_eq!(
         refusal("m", shortage),
-        "not enough memory: model 'm' needs about 2.0 MB; models use 4.5 MB of at most 5.0 MB (--model-memory-limit), and \
+        "not enough memory: model 'm' needs about 2.0 MB; others use 4.5 MB of at most 5.0 MB (--model-memory-limit), and \
          unloading those that may be unloaded would free 0.0 MB"
     );
     assert_eq!(
         refusal("m", Shortage { memory: Memory::Gpu(1), ..shortage }),
-        "not enough memory on GPU 1: model 'm' needs about 2.0 MB there; models use 4.5 MB of at most 5.0 MB \
+        "not enough memory on GPU 1: model 'm' needs about 2.0 MB there; others use 4.5 MB of at most 5.0 MB \
          (--model-gpu-memory-limit), and unloading those that may be unloaded would free 0.0 MB"
     );
 }

@@ -237,6 +237,14 @@ impl<'a> Outputs<'a> {
         }
     }
 
+    /// Sorts the outputs by their positions in the configuration. Responses have the order of the allocations otherwise. For
+    /// backends whose order of allocation has no meaning to clients.
+    pub fn sort(&mut self) {
+        if let Some(own) = self.blocks.get_mut(self.part_from..) {
+            own.sort_by_key(|block| block.output);
+        }
+    }
+
     /// Adds a parameter to the response of one request, given by its position in the batch.
     pub fn parameter(&mut self, request: usize, name: &str, value: Parameter) {
         let request = u32::try_from(request).unwrap_or(u32::MAX);

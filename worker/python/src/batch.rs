@@ -50,7 +50,8 @@ pub(crate) fn requests<'py>(
     let python = |error: PyErr| InferError::internal(format!("cannot pass the batch to Python: {error}"));
     let mut inputs: Vec<Vec<Py<Tensor>>> =
         batch.requests.iter().map(|_| Vec::with_capacity(batch.inputs.len())).collect();
-    for (position, input) in batch.inputs.iter().enumerate().filter(|(_, input)| is_given(model, input)) {
+    let given = || batch.inputs.iter().enumerate().filter(|(_, input)| is_given(model, input));
+    for (position, input) in given() {
         let tensors = match input.pieces {
             [] => contiguous(model, batch, (position, input))?,
             _ => in_pieces(model, batch, (position, input))?,
@@ -59,16 +60,30 @@ pub(crate) fn requests<'py>(
             inputs.push(Py::new(py, tensor).map_err(python)?);
         }
     }
+    let positions: Vec<usize> = given().map(|(_, input)| input.index).collect();
     let list = PyList::empty(py);
     for ((request, inputs), answer) in batch.requests.iter().zip(inputs).zip(answers) {
         let none = Details::default();
         let details = request.details.as_deref().unwrap_or(&none);
+        let inputs = in_order(inputs, &positions, &details.input_order);
         let flags = [(details.start, SEQUENCE_START), (details.end, SEQUENCE_END)];
         let flags = flags.into_iter().filter(|(set, _)| *set).map(|(_, flag)| flag).sum();
         let request = InferenceRequest::received(fields_of(model, request, details), flags, inputs, Arc::clone(answer));
         list.append(Bound::new(py, request).map_err(python)?).map_err(python)?;
     }
     Ok(list)
+}
+
+/// Returns a request's inputs, which have these positions in the configuration, in the client's order. Inputs that are not from
+/// the client follow.
+fn in_order<T>(inputs: Vec<T>, positions: &[usize], order: &[u16]) -> Vec<T> {
+    if order.is_empty() {
+        return inputs;
+    }
+    let place = |position: usize| order.iter().position(|at| usize::from(*at) == position).unwrap_or(order.len());
+    let mut placed: Vec<_> = positions.iter().map(|position| place(*position)).zip(inputs).collect();
+    placed.sort_by_key(|(place, _)| *place);
+    placed.into_iter().map(|(_, input)| input).collect()
 }
 
 fn fields_of(model: &Model, request: &pharos::wire::BatchRequest, details: &Details) -> RequestFields {

@@ -250,7 +250,9 @@ impl Backend for OnnxRuntime {
         let Opened { session, device } = &mut self.opened;
         if let Some(device) = device {
             let wanted = self.outputs.iter_mut().filter(|output| batch.wants(output.position)).collect();
-            return device.execute(Computing { session, names: &self.inputs, wanted }, batch, outputs);
+            device.execute(Computing { session, names: &self.inputs, wanted }, batch, outputs)?;
+            outputs.sort();
+            return Ok(());
         }
         let mut inputs = Vec::with_capacity(batch.inputs.len());
         for input in &batch.inputs {
@@ -265,7 +267,10 @@ impl Backend for OnnxRuntime {
         }
         let results = run_or_withdraw(session, &inputs, (&mut wanted, &mut places), outputs)?;
         outputs.computed();
-        wanted.iter().zip(results).try_for_each(|(output, value)| output.copy(value.as_ref(), outputs))
+        wanted.iter().zip(results).try_for_each(|(output, value)| output.copy(value.as_ref(), outputs))?;
+        // Outputs with known shapes were allocated before the others.
+        outputs.sort();
+        Ok(())
     }
 }
 

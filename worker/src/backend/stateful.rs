@@ -73,6 +73,7 @@ impl Stateful {
                 }
             }
         }
+        outputs.sort();
         Ok(())
     }
 

@@ -98,6 +98,8 @@ impl Backend for Tract {
                 from_tensor(result, (*position, *datatype), outputs)?;
             }
         }
+        // The results have the order of the graph.
+        outputs.sort();
         Ok(())
     }
 }

@@ -95,6 +95,7 @@ pub(super) fn step_request(
         model_name: member.model().name.to_string(),
         model_version: member.model().version.to_string(),
         inputs: inputs.into_iter().filter_map(input).collect(),
+        input_order: Vec::new(),
         outputs: outputs.map(|(name, _)| RequestedOutput { name: name.clone(), ..Default::default() }).collect(),
         id: request.id.clone(),
         parameters: request.parameters.clone(),

@@ -279,6 +279,7 @@ fn details_of(config: &ModelConfig, part: &Part) -> Details {
         priority: request.priority,
         timeout_us: request.timeout_us,
         outputs: outputs.collect(),
+        input_order: request.input_order.clone(),
         traced: request.traced.is_some(),
         trace_context: request.traced.as_ref().and_then(Traced::context_json),
         ragged: ragged(config, request),

@@ -315,17 +315,21 @@ fn response(
     };
     let asked = &part.request.outputs;
     let wanted = |name: &str| asked.is_empty() || asked.iter().any(|output| output.name == name);
-    // In the model's order, whatever the requested order, as in Triton; clients look outputs up by name.
-    let chosen = config.outputs.iter().filter(|spec| wanted(&spec.name)).filter_map(|spec| {
-        let mut named = outputs.iter().filter(|output| output.name == spec.name);
-        named.find_map(|output| output.place(index).map(|place| view(output, place)))
-    });
+    // In the order of the worker, as in Triton: neither the order of the request nor that of the configuration matters.
+    let mut chosen: Vec<InferOutput> = Vec::with_capacity(asked.len());
+    for output in outputs.iter().filter(|output| wanted(output.name)) {
+        let Some(place) = output.place(index) else { continue };
+        // Keep the first of several outputs with one name.
+        if chosen.iter().all(|earlier| earlier.name != output.name) {
+            chosen.push(view(output, place));
+        }
+    }
     InferResponse {
         model_name: config.name.clone(),
         model_version: version.to_string(),
         id: part.request.id.clone(),
         parameters: Vec::new(),
-        outputs: chosen.collect(),
+        outputs: chosen,
         timeline: part.request.timeline,
     }
 }
@@ -387,6 +391,59 @@ mod tests {
         for requests in [&[3][..], &[0, 0], &[1, 0], &[u32::MAX]] {
             assert!(part_of(&config, &parts, &block(requests, &[1, 1], 0)).is_err(), "{requests:?}");
         }
+    }
+
+    /// Returns the names of the outputs in the response to each request. `requests` has the requested outputs of each; `blocks` are
+    /// an output of the configuration [A, B, M, Z], the requests that it is for, and whether it is in client memory.
+    fn orders(requests: &[&[&str]], blocks: &[(u16, &[u32], bool)]) -> Vec<String> {
+        let spec = |name| format!("output {{ name: '{name}' data_type: TYPE_INT8 dims: [1] }} ");
+        let source = ["A", "B", "M", "Z"].map(spec).concat() + "backend: 'b' max_batch_size: 4";
+        let completion = Completion { directory: "m", ..Completion::default() };
+        let config = Draft::from_text(&source, "f").unwrap().complete(&completion).unwrap();
+        let parts = requests.iter().map(|names| {
+            let region = |name: &str| (name == "M").then(|| Slice::new("r".to_owned(), 0, 1));
+            let wanted =
+                |name: &&str| RequestedOutput { name: (*name).to_owned(), region: region(name), ..Default::default() };
+            let request = InferRequest { outputs: names.iter().map(wanted).collect(), ..InferRequest::default() };
+            Arc::new(Part { request, checked: Checked { batch_size: 1, shape_key: 0 }, padding: false })
+        });
+        let parts: Vec<Arc<Part>> = parts.collect();
+        let blocks: Vec<OutputBlock> = blocks
+            .iter()
+            .map(|&(output, requests, in_client_memory)| {
+                let rows = if requests.is_empty() { parts.len() } else { requests.len() };
+                let (requests, shape, len) = (requests.to_vec(), vec![rows as i64, 1], rows as u64);
+                let (datatype, offset, loan) = (DataType::Int8, 0, None);
+                OutputBlock { output, requests, datatype, shape, offset, len, in_client_memory, loan }
+            })
+            .collect();
+        let data =
+            |block: &OutputBlock| if block.in_client_memory { &[][..] } else { &[0; 4][..block.shape[0] as usize] };
+        let outputs: Vec<_> = blocks.iter().map(|block| output(&config, &parts, block, data(block)).unwrap()).collect();
+        let names = |(index, part): (usize, &Arc<Part>)| {
+            let answer = response(&config, 1, part, (index, &outputs));
+            answer.outputs.into_iter().map(|output| output.name).collect::<String>()
+        };
+        parts.iter().enumerate().map(names).collect()
+    }
+
+    #[test]
+    fn outputs_keep_the_order_of_the_worker() {
+        const ALL: &[u32] = &[];
+        let whole = [(3, ALL, false), (0, ALL, false), (2, ALL, false), (1, ALL, false)];
+        // All outputs, some of them in whatever order, and requests of one batch that differ in this.
+        assert_eq!(orders(&[&[]], &whole), ["ZAMB"]);
+        assert_eq!(orders(&[&["A", "Z"]], &whole), ["ZA"]);
+        assert_eq!(orders(&[&["B", "A", "Z"], &[], &["M"]], &whole), ["ZAB", "ZAMB", "M"]);
+        // One reply for each request.
+        let (one, two) = (&[0][..], &[1][..]);
+        let replies = [(3, one, false), (0, one, false), (0, two, false), (2, two, true), (3, two, false)];
+        assert_eq!(orders(&[&[], &["Z", "M", "A"]], &replies), ["ZA", "AMZ"]);
+        // Rows of one output in client memory and in the arena.
+        let pieces = [(3, ALL, false), (2, two, false), (2, one, true), (0, ALL, false)];
+        assert_eq!(orders(&[&["A", "M", "Z"], &[]], &pieces), ["ZMA", "ZMA"]);
+        // An output that occurs twice appears once.
+        assert_eq!(orders(&[&[]], &[(1, ALL, false), (0, ALL, false), (1, ALL, false)]), ["BA"]);
     }
 
     #[test]
