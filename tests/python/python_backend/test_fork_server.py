@@ -107,6 +107,18 @@ def test_each_worker_can_be_a_program(start, models):
     assert kinds(alone["files"]) == kinds(copy["files"])
 
 
+def test_a_fork_server_that_is_stopped_does_not_hide_the_end_of_a_worker(start, models):
+    """It reports neither that end nor a new process. After ten seconds it is replaced, and the request is answered."""
+    server = start([], OPTION, repository=models)
+    (shared,) = fork_servers(server.process.pid)
+    (worker,) = (pid for pid in server.workers() if instance(pid) == "one_0")
+    os.kill(shared, signal.SIGSTOP)
+    os.kill(worker, signal.SIGKILL)
+    assert described(server, "one")["process"] != worker
+    assert not alive(shared) and shared not in fork_servers(server.process.pid)
+    assert "a fork server did not answer within 10 s and is ended" in server.log.read_text()
+
+
 def test_copies_draw_different_random_numbers(start, models):
     server = start([], OPTION, repository=models)
     drawn = [described(server, name)["drawn"] for name in ("one", "two", "three")]

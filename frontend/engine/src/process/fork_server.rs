@@ -22,7 +22,6 @@ use pharos::timeline::Instant;
 use pharos::wire::descriptors;
 use pharos::wire::fork_server::{FORK_SERVER, ForkRequest, LARGEST, MOST_FILES, Report, SPACE};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
@@ -32,13 +31,13 @@ use tokio::io::{AsyncRead, Interest};
 use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant as TokioInstant, sleep_until, timeout};
+use tokio::time::{Instant as TokioInstant, sleep_until, timeout, timeout_at};
 use tracing::Level;
 
 use super::output::each_line;
 use super::start::{Inherited, Start};
 use crate::launch::Launch;
-use pharos_os::{background, blocking, clock, out_of_memory, scheduling};
+use pharos_os::{background, clock, out_of_memory, scheduling};
 
 /// How long a fork server without copies is kept.
 const IDLE: Duration = Duration::from_secs(300);
@@ -48,6 +47,13 @@ const PAUSE: Duration = Duration::from_secs(60);
 
 /// How long a worker waits for its fork server to start.
 const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// How long a fork server that has started may take to start a process, which takes milliseconds. One that is stopped, for example,
+/// never answers.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long a process has ended before its exit status counts as unknown, if the fork server does not report it.
+const REPORT_LIMIT: Duration = Duration::from_millis(500);
 
 /// The fork servers of this server.
 #[derive(Debug, Default)]
@@ -225,6 +231,8 @@ struct ForkServer {
     requests: mpsc::UnboundedReceiver<Fork>,
     /// The request that it has not answered.
     asked: Option<oneshot::Sender<Answer>>,
+    /// When that was sent.
+    asked_at: TokioInstant,
     /// Whether no more requests come.
     closed: bool,
     /// When it last started a process, or one ended.
@@ -250,8 +258,8 @@ impl ForkServer {
         }
         forward(child.stdout.take());
         forward(child.stderr.take());
-        let (connection, used) = (connection(ours)?, TokioInstant::now());
-        Ok(Self { child, connection, requests, asked: None, closed: false, used })
+        let (connection, used) = (waitable(ours)?, TokioInstant::now());
+        Ok(Self { child, connection, requests, asked: None, asked_at: used, closed: false, used })
     }
 
     /// Serves requests until the process ends, or is no longer needed.
@@ -286,6 +294,10 @@ impl ForkServer {
                     None => self.closed = true,
                 },
                 () = sleep_until(self.used + IDLE), if unused => self.requests.close(),
+                () = sleep_until(self.asked_at + ANSWER_LIMIT), if self.asked.is_some() => {
+                    tracing::warn!("a fork server did not answer within {} s and is ended", ANSWER_LIMIT.as_secs());
+                    return Ok(());
+                }
             }
         }
     }
@@ -300,7 +312,7 @@ impl ForkServer {
             Ok(sendmsg(&self.connection, &[IoSlice::new(&fork.text)], &mut control, SendFlags::NOSIGNAL)?)
         };
         self.connection.async_io(Interest::WRITABLE, send).await?;
-        self.asked = Some(fork.answer);
+        (self.asked, self.asked_at) = (Some(fork.answer), TokioInstant::now());
         Ok(())
     }
 
@@ -312,11 +324,14 @@ impl ForkServer {
                 // The receiver is gone if the process was killed at once.
                 let _ = ended.map(|ended| ended.send(ExitStatus::from_raw(status)));
             }
-            (Report::Forked(pid), Some(process)) if self.has_started(pid, &process) => {
-                let (ended, end) = oneshot::channel();
-                copies.insert(pid, ended);
-                self.answer(Answer::Forked(Forked { pid, process, end: Some(end), status: None }));
-            }
+            (Report::Forked(pid), Some(process)) if self.has_started(pid, &process) => match waitable(process) {
+                Ok(process) => {
+                    let (ended, end) = oneshot::channel();
+                    copies.insert(pid, ended);
+                    self.answer(Answer::Forked(Forked { pid, process, end: Some(end), ended_at: None, status: None }));
+                }
+                Err(_) => drop(self.asked.take()),
+            },
             (Report::Stale, _) => {
                 self.requests.close();
                 self.answer(Answer::Stale);
@@ -370,22 +385,12 @@ async fn receive(connection: &UnixStream) -> io::Result<Option<(Report, Option<O
     }
 }
 
-/// Returns the connection that waits for packets of a socket. There is no type for sockets with packets; this one is only used to
-/// wait.
-fn connection(socket: OwnedFd) -> io::Result<UnixStream> {
-    let socket = std::os::unix::net::UnixStream::from(socket);
-    socket.set_nonblocking(true)?;
-    UnixStream::from_std(socket)
-}
-
-/// Waits for the end of the process of a pidfd.
-fn until_ended(process: &OwnedFd) -> io::Result<()> {
-    while let Err(error) = poll(&mut [PollFd::new(process, PollFlags::IN)], None) {
-        if error != Errno::INTR {
-            return Err(error.into());
-        }
-    }
-    Ok(())
+/// Returns an object with which a task can wait until a descriptor is readable: that of a socket with packets, or a pidfd. There is no
+/// safe type for them; this one is only used to wait.
+fn waitable(descriptor: OwnedFd) -> io::Result<UnixStream> {
+    let stream = std::os::unix::net::UnixStream::from(descriptor);
+    stream.set_nonblocking(true)?;
+    UnixStream::from_std(stream)
 }
 
 /// Forwards the output of a fork server to the log. Only marked lines are for users: if it does not start, the workers that are
@@ -402,9 +407,11 @@ fn forward(stream: Option<impl AsyncRead + Unpin + Send + 'static>) {
 #[derive(Debug)]
 pub(crate) struct Forked {
     pid: u32,
-    /// Its pidfd.
-    process: OwnedFd,
+    /// Its pidfd, which is readable when the process has ended.
+    process: UnixStream,
     end: Option<oneshot::Receiver<ExitStatus>>,
+    /// When its end was seen before it was reported.
+    ended_at: Option<TokioInstant>,
     status: Option<ExitStatus>,
 }
 
@@ -423,23 +430,28 @@ impl Forked {
     /// Waits for its end.
     ///
     /// # Errors
-    /// It has ended, and its fork server had ended before.
+    /// It has ended, and its fork server has not reported how.
     pub(super) async fn wait(&mut self) -> io::Result<ExitStatus> {
         if let Some(status) = self.status {
             return Ok(status);
         }
+        let mut reported = None;
         if let Some(end) = &mut self.end {
-            match end.await {
-                Ok(status) => {
-                    self.status = Some(status);
-                    return Ok(status);
+            reported = tokio::select! {
+                biased;
+                report = &mut *end => report.ok(),
+                _ = self.process.readable() => {
+                    let ended_at = *self.ended_at.get_or_insert_with(TokioInstant::now);
+                    timeout_at(ended_at + REPORT_LIMIT, end).await.ok().and_then(Result::ok)
                 }
-                Err(_) => self.end = None,
-            }
+            };
         }
-        let process = self.process.try_clone()?;
-        blocking::run(move || until_ended(&process)).await.map_err(io::Error::other)??;
-        Err(io::Error::other("its exit status is unknown, because its fork server has ended"))
+        // The fork server may have ended, or be stopped: the end of the process is certain without it.
+        self.end = None;
+        self.status = reported;
+        self.process.readable().await?;
+        reported
+            .ok_or_else(|| io::Error::other("its exit status is unknown, because its fork server has not reported it"))
     }
 }
 
