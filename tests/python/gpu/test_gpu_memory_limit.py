@@ -122,7 +122,7 @@ def test_a_load_that_does_not_fit_is_refused_with_the_numbers(simulation):
     simulation.start(LIMIT)
     simulation.assert_answers("other", "a", "b")
     expected = (
-        "not enough memory on GPU 0: model 'c' needs about 4000.0 MB there; models use 8000.0 MB of at most 10000.0 MB "
+        "not enough memory on GPU 0: model 'c' needs about 4000.0 MB there; others use 8000.0 MB of at most 10000.0 MB "
         "(--model-gpu-memory-limit), and unloading those that may be unloaded would free 0.0 MB"
     )
     status, answer = simulation.server.infer("c", VALUES)
@@ -141,7 +141,7 @@ def test_sizes_are_remembered(simulation):
     simulation.model("a", [0], 4)
     simulation.start(LIMIT)
     simulation.assert_answers("a")
-    text = "model 'large' needs about 12000.0 MB there; models use 12000.0 MB of at most 10000.0 MB"
+    text = "model 'large' needs about 12000.0 MB there; others use 0.0 MB of at most 10000.0 MB"
     status, answer = simulation.server.infer("large", VALUES)
     assert status == 503 and f"not enough memory on GPU 1: {text}" in answer["error"], answer
     assert simulation.value("pharos_on_demand_loads_total", model="large", result="failure") == 1

@@ -148,7 +148,7 @@ def test_a_load_that_does_not_fit_is_refused_with_the_numbers(start, tmp_path):
     for _ in range(2):
         status, answer = server.infer("d", VALUES)
         expected = (
-            r"model 'd' could not be loaded on demand: not enough memory: model 'd' needs about 1\d\d\.\d MB; models use 3\d\d\.\d MB "
+            r"model 'd' could not be loaded on demand: not enough memory: model 'd' needs about 1\d\d\.\d MB; others use 3\d\d\.\d MB "
             r"of at most 400\.0 MB \(--model-memory-limit\), and unloading those that may be unloaded would free 0\.0 MB"
         )
         assert status == 503 and re.fullmatch(expected, answer["error"]), answer
@@ -166,7 +166,7 @@ def test_a_model_that_turns_out_too_large_is_unloaded_again(start, tmp_path):
     large(tmp_path / "models", "a")
     server = start([], MODE, f"--model-memory-limit={60 * MB}", f"--python={PYTHON}", repository=tmp_path / "models")
     status, answer = server.infer("a", VALUES)
-    assert status == 503 and re.search(r"needs about 1\d\d\.\d MB; models use 1\d\d\.\d MB of at most 60\.0 MB", answer["error"]), answer
+    assert status == 503 and re.search(r"needs about 1\d\d\.\d MB; others use 0\.0 MB of at most 60\.0 MB", answer["error"]), answer
     assert count(server, "loads", "a", result="failure") == 1
     eventually("it is refused before it starts", lambda: count(server, "loads", "a", result="no_memory") or server.infer("a", VALUES)[0] == 200)
     eventually("its process has ended", lambda: not server.workers())
@@ -195,7 +195,7 @@ def test_a_start_with_too_many_models_names_the_numbers(start, tmp_path):
     flags = [f"--model-memory-limit={LIMIT}", f"--python={PYTHON}", "--model-load-thread-count=1"]
     server = start([], *flags, repository=tmp_path / "models", wait=False)
     assert server.process.wait(60) == 1
-    assert re.search(r"not enough memory: model '\w' needs about 1\d\d\.\d MB; models use 3", server.log_tail()), server.log_tail()
+    assert re.search(r"not enough memory: model '\w' needs about 1\d\d\.\d MB; others use 3", server.log_tail()), server.log_tail()
 
 
 def test_an_ensemble_leaves_with_its_members(start, tmp_path):

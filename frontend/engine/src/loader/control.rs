@@ -17,6 +17,7 @@ use locks::Unloads;
 
 use super::change::OnLoadFailure;
 use super::prepare::{PrepareError, Prepared};
+use super::unloading::leave_ensembles;
 use super::{Loader, Mode, ensembles};
 use crate::serving::{RetireReason, Snapshot};
 use crate::store::Overrides;
@@ -404,8 +405,9 @@ impl Loader {
             }
             self.withdraw(name);
         }
-        self.reload_dependents(&unloaded.into_iter().collect()).await;
+        self.reload_dependents(&unloaded.iter().cloned().collect()).await;
         self.models.change(|table| {
+            unloaded.iter().for_each(|model| leave_ensembles(table, model, |name| self.locks.is_held(name)));
             let wanted = table.wanted.clone();
             table.dependencies.retain(|ensemble| wanted.contains(ensemble));
         });

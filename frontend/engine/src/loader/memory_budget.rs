@@ -268,7 +268,10 @@ impl Loader {
         let is_known = self.memory.sizes().is_known(model.name, model.version, instances.keys());
         let files = if is_known { None } else { Some(files_of(model.directory).await) };
         let size = KnownSize { bytes: bytes.clone(), instances: instances.clone(), load: time, fingerprint, measured };
-        let unmeasured = files.map(|files| model.unmeasured(files, instances));
+        // A model that can never be loaded says nothing about what others of its backend need.
+        let limits = self.models.shared.memory.limits();
+        let is_possible = bytes.iter().all(|(memory, bytes)| limits.get(memory).is_none_or(|limit| bytes <= limit));
+        let unmeasured = files.filter(|_| is_possible).map(|files| model.unmeasured(files, instances));
         self.memory.sizes().loaded(model.name, model.version, size, unmeasured.as_ref());
         share.set(bytes.clone());
         // Other memories may have no room left because of other models.
@@ -282,7 +285,7 @@ impl Loader {
         self.unload_some(&excess(), OnDemandUnload::Memory);
         match excess().iter().next() {
             None => Ok(()),
-            Some((memory, _)) => Err(self.refused(model.name, memory, bytes.of(memory))),
+            Some((memory, _)) => Err(self.refused(model.name, memory, (bytes.of(memory), bytes.of(memory)))),
         }
     }
 
@@ -352,7 +355,7 @@ impl Loader {
             lacking = memory.missing(&needed).iter().next().map_or(lacking, |(first, _)| (first, needed.of(first)));
             let _ = clock::timeout(LOOK, changes.changed()).await;
         }
-        Err(self.refused(name, lacking.0, lacking.1))
+        Err(self.refused(name, lacking.0, (lacking.1, 0)))
     }
 
     /// Reserves memory if it is free. Otherwise begins to unload models, and returns `None`.
@@ -377,14 +380,15 @@ impl Loader {
         let settled =
             |limited: &Memory| needed.of(*limited) > memory.limits().of(*limited) || !changing.contains(limited);
         match short.into_iter().find(settled) {
-            Some(limited) => Err(self.refused(name, limited, needed.of(limited))),
+            Some(limited) => Err(self.refused(name, limited, (needed.of(limited), 0))),
             None => Ok(None),
         }
     }
 
-    fn refused(&self, name: &str, memory: Memory, needed: u64) -> String {
+    /// Returns the text for a model that does not fit: it needs so many bytes, of which it uses some already.
+    fn refused(&self, name: &str, memory: Memory, (needed, own): (u64, u64)) -> String {
         let all = &self.models.shared.memory;
-        let (limit, used) = (all.limits().of(memory), all.totals(memory).used);
+        let (limit, used) = (all.limits().of(memory), all.totals(memory).used.saturating_sub(own));
         let unused = self.unloadable().iter().map(|model| model.bytes.of(memory)).sum();
         refusal(name, Shortage { memory, needed, limit, used, unused })
     }

@@ -15,7 +15,7 @@ use pharos::timeline::Instant;
 
 use super::control::LoadRequest;
 use super::prepare::{Configuration, Prepared};
-use super::unloading::{Demanded, demanded};
+use super::unloading::{Demanded, demanded, leave_members};
 use super::{Loader, Mode};
 use crate::serving::{ModelTable, OnDemand, Snapshot};
 use pharos_os::clock;
@@ -133,8 +133,14 @@ impl Loader {
             }
             Err(error) => {
                 self.models.change(|table| {
-                    if !table.named.contains(name) && !table.serving.contains_key(name) {
-                        table.wanted.remove(name);
+                    match table.serving.contains_key(name) {
+                        // Other versions of the model serve. They are unloaded when they have no use, and loaded again with all.
+                        true => drop(table.demanded.insert(name.to_owned())),
+                        false if !table.named.contains(name) => {
+                            table.wanted.remove(name);
+                            leave_members(table, name);
+                        }
+                        false => {}
                     }
                 });
                 // The reasons of several versions are separated, and ended, by semicolons.

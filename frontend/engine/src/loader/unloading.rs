@@ -71,6 +71,30 @@ fn released<'t>(table: &'t Snapshot, name: &str) -> BTreeSet<&'t str> {
     table.dependencies.released(name, kept, loaded)
 }
 
+/// Leaves the loaded members of an ensemble that is not loaded to be unloaded when they have no use, if nothing else needs them.
+pub(super) fn leave_members(table: &mut Snapshot, ensemble: &str) {
+    let members = released(table, ensemble).into_iter().filter(|member| table.serving.contains_key(*member));
+    let left: Vec<String> = members.map(str::to_owned).collect();
+    table.demanded.extend(left);
+}
+
+/// Leaves the members of the ensembles that were loaded on demand and ended with the unload of this model: a request loads them again.
+/// `is_held` tells whether an operation changes a model.
+pub(super) fn leave_ensembles(table: &mut Snapshot, model: &str, is_held: impl Fn(&str) -> bool) {
+    let ended = |name: &str| {
+        table.on_demand.contains_key(name)
+            && !table.named.contains(name)
+            && !table.serving.contains_key(name)
+            && !is_held(name)
+    };
+    let dependents = table.dependencies.dependents(model).into_iter().filter(|name| ended(name));
+    let ended: Vec<String> = dependents.map(|name| name.to_string()).collect();
+    for ensemble in ended {
+        table.wanted.remove(&ensemble);
+        leave_members(table, &ensemble);
+    }
+}
+
 /// Returns whether the configuration keeps a loaded model.
 fn is_kept(serving: &Serving) -> bool {
     let least = serving.config.parameters.get(MIN_LOADED_PARAMETER);
