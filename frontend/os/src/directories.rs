@@ -76,7 +76,12 @@ impl Temporary {
             lock.try_lock().map_err(io::Error::from)?;
             mark(&path).map(|()| lock)
         });
-        let lock = lock.map_err(|error| named(&path, &error))?;
+        let lock = lock.map_err(|error| {
+            // Without a mark, no later server would remove it.
+            let _ = fs::remove_file(path.join(LOCK));
+            let _ = fs::remove_dir(&path);
+            named(&path, &error)
+        })?;
         Ok(Self { path, removed: AtomicBool::new(false), _lock: lock })
     }
 
@@ -291,8 +296,9 @@ fn mark(path: &Path) -> io::Result<()> {
     let part = path.join(own);
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(0o600).custom_flags(FLAGS);
-    options.open(&part)?.write_all(MARK)?;
-    fs::rename(&part, path.join(MARKER))
+    let mut file = options.open(&part)?;
+    let marked = file.write_all(MARK).and_then(|()| fs::rename(&part, path.join(MARKER)));
+    marked.inspect_err(|_| drop(fs::remove_file(&part)))
 }
 
 pub(crate) fn named(path: &Path, error: &io::Error) -> io::Error {

@@ -66,6 +66,20 @@ def test_health(client):
     assert not client.is_model_ready("no_such_model")
 
 
+@pytest.mark.parametrize("model", ["simple", "no_such_model"])
+@pytest.mark.parametrize("version", ["x", "-1", "99999999999999999999"])
+def test_readiness_of_a_malformed_version(server, model, version):
+    """Over gRPC a malformed version is refused, as by Triton; over HTTP the model is not ready in it."""
+    with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+        with pytest.raises(InferenceServerException, match="failed to get model version") as refused:
+            client.is_model_ready(model, version)
+    assert refused.value.status() == "StatusCode.INVALID_ARGUMENT"
+    status, text = server.get(f"/v2/models/{model}/versions/{version}/ready")
+    assert (status, text) == (400, '{"error":"Model version not ready"}')
+    status, _ = server.get(f"/v1/models/{model}/versions/{version}")
+    assert status == (404 if model == "no_such_model" else 503)
+
+
 def test_server_metadata(client):
     """The metadata has the name, and the extensions that clients check."""
     metadata = as_dict(client.get_server_metadata())
