@@ -146,7 +146,7 @@ impl ModelCache {
     }
 
     /// Stores copies of the response to a request that was not found, and passes it to the requests that wait for it. Returns the
-    /// times of the look-up and of this.
+    /// times of the look-up and of this insertion.
     pub(crate) fn store(&self, miss: Miss, response: &InferResponse) -> MissTimes {
         let started = clock::now();
         let Miss { key, lookup_ns, lead } = miss;

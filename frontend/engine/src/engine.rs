@@ -223,14 +223,10 @@ impl Engine {
             self.check_open()?;
         }
         let serving = self.inner.loader.models().serving_for(request)?;
-        let accepts = match self.exiting() && !continues(request, &serving) {
-            true => Err(InferError::not_ready(EXITING_TEXT)),
-            false => serving.check_accepts(),
-        };
-        match accepts {
-            Ok(()) => Ok(serving),
-            Err(error) => Err(Refusal::by(serving, error)),
+        if self.exiting() && !continues(request, &serving) {
+            return Err(Refusal::by(serving, InferError::not_ready(EXITING_TEXT)));
         }
+        serving.accepting()
     }
 
     /// Loads the model of a refused request if the model is loaded on demand, and returns it.
@@ -238,9 +234,11 @@ impl Engine {
         let model = (request.model_name.as_str(), request.model_version.as_str());
         for _ in 0..LOADS_OF_A_REQUEST {
             // The model may be unloaded between its load and this request.
-            let is_open = self.check_open().is_ok();
-            let demanded = async { self.inner.loader.demand(model, loader::wait_limit(request)).await };
-            match if is_open { demanded.await } else { Ok(false) } {
+            let demanded = match self.check_open() {
+                Ok(()) => self.inner.loader.demand(model, loader::wait_limit(request)).await,
+                Err(_) => Ok(false),
+            };
+            match demanded {
                 Ok(true) => {}
                 Ok(false) => return self.resolve_accepting_model(request).map_err(|_| refusal.count()),
                 Err(error) => {

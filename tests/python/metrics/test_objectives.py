@@ -1,5 +1,6 @@
 """Service level objectives: exact counts of good and bad requests, reloads, and the rules that `pharos slo rules` prints."""
 
+import os
 import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from harness.inference import one
 from harness.prometheus import promtool
 from harness.server import ROOT, binary, samples, total
 from harness.waiting import DEADLINE_S, eventually
+from python_backend.worker import PYTHON, has_worker
 
 needs_prometheus = pytest.mark.skipif(bool(prometheus.missing()), reason=prometheus.missing())
 
@@ -235,3 +237,45 @@ def test_requests_for_warming_up_count_for_no_objective(start, tmp_path):
     scraped = server.scrape()
     assert total(scraped, "nv_inference_request_success", model="warm") == 3
     assert counts(scraped, "pharos_slo_requests_total")["warm", "up", "availability"] == 0
+
+
+MORTAL = """import os
+import triton_python_backend_utils as utils
+
+class TritonPythonModel:
+    def initialize(self, arguments):
+        if os.path.exists("BROKEN"):
+            os._exit(1)
+
+    def execute(self, requests):
+        tensors = [utils.get_input_tensor_by_name(request, "INPUT0").as_numpy() for request in requests]
+        return [utils.InferenceResponse([utils.Tensor("OUTPUT0", tensor)]) for tensor in tensors]
+"""
+MORTAL_CONFIG = """backend: "python" max_batch_size: 4
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 1 ] } output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 1 ] }
+"""
+
+
+@pytest.mark.skipif(not has_worker, reason=f"{PYTHON} does not have the package pharos-worker: make python-worker")
+def test_a_refused_request_counts_once(start, tmp_path):
+    """The worker is lost, and its process does not start again."""
+    directory, broken = tmp_path / "models/mortal", tmp_path / "broken"
+    (directory / "1").mkdir(parents=True)
+    (directory / "1/model.py").write_text(MORTAL.replace("BROKEN", str(broken)))
+    (directory / "config.pbtxt").write_text(MORTAL_CONFIG)
+    file = tmp_path / "metrics.yaml"
+    file.write_text((ROOT / "metrics.yaml").read_text() + "\nslos: [{name: up, availability: 99%}]\n")
+    server = start([], f"--metrics-config={file}", f"--python={PYTHON}", repository=tmp_path / "models")
+    request = one("FP32", [1, 1], [1])
+    assert server.infer("mortal", request)[0] == 200
+    broken.touch()
+    (worker,) = server.workers()
+    os.kill(worker, signal.SIGKILL)
+    eventually("requests are refused", lambda: server.infer("mortal", request)[0] == 503)
+
+    def counted():
+        return counts(server.scrape(), "pharos_slo_requests_total")["mortal", "up", "availability"]
+
+    before = counted()
+    assert [server.infer("mortal", request)[0] for _ in range(3)] == [503] * 3
+    assert counted() == before + 3

@@ -15,18 +15,12 @@ use super::Loader;
 use super::on_demand::wait_limit;
 use crate::calls::{Answers, BoxFuture, Models, decoupled, not_ready, refused};
 use crate::scheduler::{Answer, Streamed};
-use crate::serving::{Refusal, Responses};
+use crate::serving::{Refusal, Responses, Serving};
 
 impl Models for Loader {
     fn infer(self: Arc<Self>, mut request: InferRequest, may_be_many: bool) -> Result<Box<dyn Answers>, InferError> {
         let name = request.model_name.clone();
-        let accepting = self.models.serving_for(&request).map_err(Refusal::from).and_then(|serving| {
-            match serving.check_accepts() {
-                Ok(()) => Ok(serving),
-                Err(error) => Err(Refusal::by(serving, error)),
-            }
-        });
-        let serving = match accepting {
+        let serving = match self.models.serving_for(&request).map_err(Refusal::from).and_then(Serving::accepting) {
             Ok(serving) => serving,
             Err(_) if self.may_be_demanded(&request) => {
                 let limit = wait_limit(&request);

@@ -166,11 +166,22 @@ impl Serving {
         self.check_accepts().map_err(|error| self.refuse(error))
     }
 
+    /// Returns the version if it can execute a request soon. A refused request is not counted yet.
+    ///
+    /// # Errors
+    /// As [`Serving::check_accepts`].
+    pub(crate) fn accepting(self: Arc<Self>) -> Result<Arc<Self>, Refusal> {
+        match self.check_accepts() {
+            Ok(()) => Ok(self),
+            Err(error) => Err(Refusal::by(self, error)),
+        }
+    }
+
     /// Checks that the version can execute a request soon.
     ///
     /// # Errors
     /// No instance can execute a request soon. An ensemble's members are checked at each step instead.
-    pub(crate) fn check_accepts(&self) -> Result<(), InferError> {
+    fn check_accepts(&self) -> Result<(), InferError> {
         if self.instances().is_none_or(Instances::can_serve) {
             return Ok(());
         }
