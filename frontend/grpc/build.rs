@@ -21,6 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .emit_rerun_if_changed(false)
         .bytes(".")
         .btree_map(".")
+        .codec_path("pharos_listener::receiving::grpc::bounded::BoundedCodec")
         // The core renders a model's configuration as bytes; the edge only wraps them.
         .extern_path(".inference.ModelConfig", "crate::raw::RawMessage")
         .compile_fds(files)?;

@@ -16,6 +16,7 @@ use pharos::data::{Collector, Data};
 use tonic::body::Body;
 
 use pharos_listener::body_timeout::BoxError;
+use pharos_listener::receiving::grpc::bounded::MAX_FIELDS;
 
 /// Smaller messages are not worth the effort.
 const LARGE: usize = 32 << 10;
@@ -119,7 +120,11 @@ where
 fn split(mut message: Data) -> Option<(Bytes, Inputs)> {
     let (mut head, mut inputs, mut place) = (BytesMut::with_capacity(1024), Vec::new(), 0);
     head.put_bytes(0, PREFIX);
+    let mut fields = 0;
     while !message.is_empty() {
+        fields += 1;
+        // The codec refuses the message.
+        (fields <= MAX_FIELDS).then_some(())?;
         let tag = varint(&mut message, &mut head)?;
         let length = match tag & 7 {
             0 => {

@@ -13,6 +13,7 @@ use pharos::infer::Parameter;
 use pharos::request_trace::Traced;
 use pharos::service::{Protocol, Responses, Route, Service, Streamed, UNREAD_RESPONSES};
 use pharos::timeline::Instant;
+use pharos_os::clock;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Sleep, sleep};
@@ -48,10 +49,14 @@ impl Answer {
     }
 }
 
-/// Counts a request once, at its last answer, or as cancelled if dropped earlier.
+/// How long a call may take to arrive, so that its client's deadline is recognized when the client cancels at it.
+const ARRIVAL: Duration = Duration::from_millis(10);
+
+/// Counts a request once, at its last answer. If dropped earlier, it counts as cancelled, or as too late at the client's deadline.
 struct Counting<S: Service> {
     service: S,
     counted: bool,
+    deadline: Option<Instant>,
 }
 
 impl<S: Service> Counting<S> {
@@ -65,7 +70,10 @@ impl<S: Service> Counting<S> {
 impl<S: Service> Drop for Counting<S> {
     fn drop(&mut self) {
         if !self.counted {
-            self.count(Some((ErrorCode::Cancelled, Reason::Cancelled)));
+            // The client cancels at its deadline, which is earlier by the time that its call took to arrive.
+            let is_late = self.deadline.is_some_and(|deadline| clock::now() + ARRIVAL >= deadline);
+            let late = (ErrorCode::DeadlineExceeded, Reason::Timeout);
+            self.count(Some(if is_late { late } else { (ErrorCode::Cancelled, Reason::Cancelled) }));
         }
     }
 }
@@ -127,11 +135,20 @@ pub(super) fn answer<S: Service>(
 ) -> Answers<S> {
     let (sender, queue) = mpsc::unbounded_channel();
     let (producer, produced) = mpsc::channel(WAITING);
-    let open = service.stream_open(Protocol::Grpc);
+    let (open, open_since) = (service.stream_open(Protocol::Grpc), clock::now());
     let StreamOptions { errors_as_status, limit, forwarded, caller, metadata, account } = options;
     let window = Window::default();
-    let reading =
-        Reading { service, queue: sender, producer, window: window.clone(), forwarded, caller, metadata, account };
+    let reading = Reading {
+        service,
+        queue: sender,
+        producer,
+        window: window.clone(),
+        deadline: limit.map(|limit| open_since + limit),
+        forwarded,
+        caller,
+        metadata,
+        account,
+    };
     tokio::spawn(reading.read(requests));
     let deadline = limit.map(|limit| Box::pin(sleep(limit)));
     Answers {
@@ -156,6 +173,7 @@ struct Reading<S: Service> {
     queue: mpsc::UnboundedSender<Result<Running<S>, Status>>,
     producer: mpsc::Sender<Answer>,
     window: Window,
+    deadline: Option<Instant>,
     forwarded: Forwarded,
     caller: (TenantId, Option<TraceId>),
     metadata: MetadataMap,
@@ -242,7 +260,7 @@ impl<S: Service> Reading<S> {
     }
 
     fn counting(&self) -> Counting<S> {
-        Counting { service: self.service.clone(), counted: false }
+        Counting { service: self.service.clone(), counted: false, deadline: self.deadline }
     }
 
     /// Starts to answer a request of an ordinary model. Polls the answer once in place, so that the requests of a stream reach

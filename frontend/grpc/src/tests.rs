@@ -322,6 +322,15 @@ async fn a_call_ends_at_the_clients_deadline() {
         };
         let status = tokio::time::timeout(Duration::from_secs(5), ended).await.unwrap();
         assert_eq!(status.unwrap(), "4", "{method}");
+        let records = async {
+            while service.records().is_empty() {
+                tokio::task::yield_now().await;
+            }
+            service.records()
+        };
+        let records = tokio::time::timeout(Duration::from_secs(5), records).await.unwrap();
+        let codes: Vec<_> = records.into_iter().map(|(_, _, code, reason)| (code, reason)).collect();
+        assert_eq!(codes, [(4, Some(Reason::Timeout))], "{method}");
     }
 }
 

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::HeaderName;
 use pharos::data::Data;
 use pharos::error::{ErrorCode, InferError, Reason};
-use pharos::infer::{InferRequest, InferResponse};
+use pharos::infer::{InferOutput, InferRequest, InferResponse};
 
 /// The header with the length of the JSON part of a body.
 pub const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
@@ -41,6 +41,12 @@ pub struct AnswerForm {
 impl AnswerForm {
     fn is_binary(&self, output: &str) -> bool {
         self.binary != self.exceptions.iter().any(|name| name == output)
+    }
+
+    /// Returns the bytes of the tensors that are written as JSON.
+    pub(crate) fn bytes_in_json(&self, outputs: &[InferOutput]) -> usize {
+        let written = outputs.iter().filter(|output| !self.is_binary(&output.name));
+        written.map(|output| output.tensor.data.bytes_here()).sum()
     }
 }
 

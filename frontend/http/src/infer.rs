@@ -67,7 +67,11 @@ pub(super) async fn answer<S: Service>(edge: &Edge<S>, path: ModelPath, request:
         let response = execute(&edge.service, request, traced.as_ref(), received).await?;
         times = timing.value(&response.timeline);
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
-        let long = if answer_coding == Coding::Identity { size > LONG && !form.binary } else { size > LONG / 2 };
+        let long = match answer_coding {
+            // Binary outputs are sent as they are.
+            Coding::Identity => size > LONG && form.bytes_in_json(&response.outputs) > LONG,
+            _ => size > LONG / 2,
+        };
         let permit = if long { coder(&edge.settings.budget, answer_coding).await } else { None };
         let work = move || {
             let _permit = permit;
@@ -215,7 +219,7 @@ pub(super) async fn on_a_thread_if<T: Send + 'static>(
 /// Runs long work on a blocking thread, so that other connections are served meanwhile.
 ///
 /// Not an async function: its future would hold the work, and moving the future would copy it.
-fn on_a_thread<T: Send + 'static>(
+pub(super) fn on_a_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, InferError> + Send + 'static,
 ) -> impl Future<Output = Result<T, InferError>> + Send {
     let done = blocking::run(work);

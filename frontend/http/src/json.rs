@@ -6,10 +6,11 @@
 use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::fmt;
+use std::marker::PhantomData;
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::Parameter;
-use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
 /// The number of characters of an invalid value that an error shows.
@@ -17,6 +18,10 @@ const MAX_SHOWN: usize = 64;
 
 /// The maximum nesting depth of JSON; Triton's limit.
 pub(super) const MAX_DEPTH: usize = 100;
+
+/// The maximum number of elements or members that are kept of one array or object, tensor data excepted. An empty element of the
+/// text becomes a value of hundreds of bytes, so that a bound on the text does not bound the memory.
+pub(super) const MAX_ELEMENTS: usize = 16_384;
 
 /// The bare words for numbers that are not finite, the number that represents each in a rewritten document, and its value. They are
 /// numbers in JSON, so they are refused wherever another type is expected. A client's document cannot contain them: its numbers
@@ -229,7 +234,46 @@ impl<'de: 'a, 'a> Deserialize<'de> for Key<'a> {
     }
 }
 
-/// All members of an object in order.
+/// The elements of an array, at most [`MAX_ELEMENTS`].
+pub(super) struct Elements<T>(pub(super) Vec<T>);
+
+impl<T> Default for Elements<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Elements<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ElementsVisitor<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for ElementsVisitor<T> {
+            type Value = Elements<T>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an array")
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut array: A) -> Result<Self::Value, A::Error> {
+                let mut elements = Vec::new();
+                while let Some(element) = array.next_element()? {
+                    check_count("array", "elements", elements.len())?;
+                    elements.push(element);
+                }
+                Ok(Elements(elements))
+            }
+        }
+        deserializer.deserialize_seq(ElementsVisitor(PhantomData))
+    }
+}
+
+/// Refuses another element of an array or member of an object that has [`MAX_ELEMENTS`] already.
+fn check_count<E: de::Error>(of: &str, what: &str, count: usize) -> Result<(), E> {
+    if count < MAX_ELEMENTS {
+        Ok(())
+    } else {
+        Err(E::custom(format_args!("an {of} has more than {MAX_ELEMENTS} {what}")))
+    }
+}
+
+/// All members of an object in order, at most [`MAX_ELEMENTS`].
 pub(super) struct Members<'a>(pub(super) Vec<(Cow<'a, str>, &'a RawValue)>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Members<'a> {
@@ -243,6 +287,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Members<'a> {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
                 let mut members = Vec::new();
                 while let Some(Key(key)) = map.next_key()? {
+                    check_count("object", "members", members.len())?;
                     members.push((key, map.next_value()?));
                 }
                 Ok(Members(members))
@@ -250,6 +295,14 @@ impl<'de: 'a, 'a> Deserialize<'de> for Members<'a> {
         }
         deserializer.deserialize_map(MembersVisitor)
     }
+}
+
+/// Reads the members of an object; `wrong` is the error if `value` is no object.
+pub(super) fn as_members(value: &RawValue, wrong: impl FnOnce() -> InferError) -> Result<Members<'_>, InferError> {
+    serde_json::from_str(value.get()).map_err(|error| match value.get().starts_with('{') {
+        true => parse_error(error),
+        false => wrong(),
+    })
 }
 
 /// Returns `value` as a string; `prefix` begins the error, for example `Unable to parse 'id'`.

@@ -13,13 +13,13 @@ use pharos::tensor::{DataType, Tensor, byte_size, element_count};
 use serde_json::value::RawValue;
 
 use super::json::{
-    Members, as_bool, as_parameter, as_string, as_u64, check_depth, from_relaxed, object, parse_error, type_error,
-    with_allowed_values, without_byte_order_mark,
+    Elements, as_bool, as_members, as_parameter, as_string, as_u64, check_depth, from_relaxed, object, parse_error,
+    type_error, with_allowed_values, without_byte_order_mark,
 };
 
 object! {
     /// The top level.
-    Request { id: &'a RawValue, parameters: &'a RawValue, inputs: Vec<Input<'a>>, outputs: Vec<Output<'a>> }
+    Request { id: &'a RawValue, parameters: &'a RawValue, inputs: Elements<Input<'a>>, outputs: Elements<Output<'a>> }
 }
 object! {
     /// The top level again, to diagnose a parse error.
@@ -79,13 +79,13 @@ fn fill(parsed: Request<'_>, binary: Data, request: &mut InferRequest) -> Result
         return Err(type_error("Unable to parse 'inputs'", &format!("{NO_MEMBER} 'inputs'")));
     };
     let mut binary = Blobs { rest: binary, model: &request.model_name };
-    let inputs = inputs.into_iter().map(|one| input(one, &mut binary)).collect::<Result<_, _>>()?;
+    let inputs = inputs.0.into_iter().map(|one| input(one, &mut binary)).collect::<Result<_, _>>()?;
     if !binary.rest.is_empty() {
         let model = binary.model;
         return Err(InferError::malformed(format!("unexpected additional input data for model '{model}'")));
     }
     request.inputs = inputs;
-    request.outputs = parsed.outputs.unwrap_or_default().into_iter().map(output).collect::<Result<_, _>>()?;
+    request.outputs = parsed.outputs.unwrap_or_default().0.into_iter().map(output).collect::<Result<_, _>>()?;
     Ok(binary_data_output)
 }
 
@@ -114,13 +114,14 @@ fn diagnose(json: &str, error: &serde_json::Error) -> InferError {
 
 /// Returns whether an array has an element that is not an object.
 fn has_no_object(array: Option<&RawValue>) -> bool {
-    let elements: Vec<&RawValue> = array.and_then(|array| serde_json::from_str(array.get()).ok()).unwrap_or_default();
-    elements.iter().any(|element| !element.get().starts_with('{'))
+    let elements: Elements<&RawValue> =
+        array.and_then(|array| serde_json::from_str(array.get()).ok()).unwrap_or_default();
+    elements.0.iter().any(|element| !element.get().starts_with('{'))
 }
 
 fn request_parameters(parameters: &RawValue, request: &mut InferRequest) -> Result<bool, InferError> {
-    let members: Members<'_> = serde_json::from_str(parameters.get())
-        .map_err(|_| type_error("failed to get request params.", "attempt to get members for non-object"))?;
+    let wrong = || type_error("failed to get request params.", "attempt to get members for non-object");
+    let members = as_members(parameters, wrong)?;
     let mut binary_data_output = false;
     for (key, value) in members.0 {
         match &*key {

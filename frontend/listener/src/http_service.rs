@@ -7,10 +7,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use http::Request;
-use http::header::TRANSFER_ENCODING;
+use http::header::{CONNECTION, CONTENT_TYPE, TRANSFER_ENCODING};
+use http::{HeaderMap, Request, StatusCode};
 
 use crate::body_timeout::{BodyLimits, BoxError, LimitedBody};
 
@@ -26,6 +26,25 @@ pub trait Handle: Clone + Send + 'static {
 pub struct HttpService<H> {
     handler: H,
     body_timeout: Duration,
+}
+
+/// Returns whether a body is chunked.
+///
+/// # Errors
+/// It has another transfer coding, which hyper would ignore (RFC 9112, 6.1: the answer is 501).
+fn is_chunked(headers: &HeaderMap) -> Result<bool, ()> {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    match (codings.next(), codings.next()) {
+        (None, _) => Ok(false),
+        (Some(coding), None) if coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked") => Ok(true),
+        _ => Err(()),
+    }
+}
+
+fn unsupported_transfer_coding() -> Response {
+    let text = "{\"error\":\"the only supported transfer coding is 'chunked'\"}";
+    let headers = [(CONTENT_TYPE, "application/json"), (CONNECTION, "close")];
+    (StatusCode::NOT_IMPLEMENTED, headers, text).into_response()
 }
 
 impl<H: Handle> HttpService<H> {
@@ -49,7 +68,9 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let chunked = request.headers().contains_key(TRANSFER_ENCODING);
+        let Ok(chunked) = is_chunked(request.headers()) else {
+            return Box::pin(std::future::ready(Ok(unsupported_transfer_coding())));
+        };
         let limits = BodyLimits { idle_timeout: self.body_timeout, chunked };
         let request = request.map(|body| Body::new(LimitedBody::new(body, limits, |fault| Box::new(fault))));
         Box::pin(self.handler.clone().handle(request))

@@ -11,7 +11,7 @@ use super::Refused;
 /// The content type of a file in a form that states none.
 const FILE: &str = "application/octet-stream";
 
-/// The most parts of a form.
+/// The most parts of a request.
 const MAX_PARTS: usize = 10_000;
 
 /// One part of a body.
@@ -39,7 +39,9 @@ impl Part {
 pub async fn parts(content_type: &str, body: Bytes) -> Result<Vec<Part>, Refused> {
     let media = media_type(content_type);
     if media.eq_ignore_ascii_case("application/x-www-form-urlencoded") {
-        return Ok(pairs(&String::from_utf8_lossy(&body)));
+        let text = String::from_utf8_lossy(&body);
+        check_parts(text.split('&').filter(|pair| !pair.is_empty()).count())?;
+        return Ok(pairs(&text));
     }
     if media.eq_ignore_ascii_case("multipart/form-data")
         && let Ok(boundary) = multer::parse_boundary(content_type)
@@ -72,9 +74,7 @@ async fn multipart(boundary: String, body: Bytes) -> Result<Vec<Part>, Refused> 
     let mut form = Multipart::with_constraints(whole, boundary, Constraints::new().size_limit(limit));
     let mut parts = Vec::new();
     while let Some(field) = form.next_field().await.map_err(wrong)? {
-        if parts.len() == MAX_PARTS {
-            return Err(Refused::bad_request(format!("The form has more than {MAX_PARTS} parts")));
-        }
+        check_parts(parts.len() + 1)?;
         let name = field.name().unwrap_or_default().to_owned();
         let own = field.headers().get("content-type").and_then(|value| value.to_str().ok()).map(media_type);
         // As in TorchServe, handlers get no content type for a field that is not a file.
@@ -83,6 +83,17 @@ async fn multipart(boundary: String, body: Bytes) -> Result<Vec<Part>, Refused> 
         parts.push(Part { name, content_type, data });
     }
     Ok(parts)
+}
+
+/// Refuses a request with more than [`MAX_PARTS`] parts, since each needs much more memory than its bytes.
+///
+/// # Errors
+/// There are more.
+pub fn check_parts(count: usize) -> Result<(), Refused> {
+    match count {
+        0..=MAX_PARTS => Ok(()),
+        _ => Err(Refused::bad_request(format!("The request has more than {MAX_PARTS} parts"))),
+    }
 }
 
 /// Joins parts into the element of the worker's only input, a length followed by all bytes, and a JSON description of the parts.

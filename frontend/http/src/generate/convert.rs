@@ -8,10 +8,12 @@ use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{InferInput, InferRequest, InferResponse};
 use pharos::model::{ModelMetadata, TensorMetadata};
 use pharos::tensor::{DataType, Tensor, element_count};
+use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use crate::json::{
-    Members, as_parameter, as_string, check_depth, from_relaxed, parse_error, type_error, without_byte_order_mark,
+    Members, as_members, as_parameter, as_string, check_depth, from_relaxed, parse_error, type_error,
+    without_byte_order_mark,
 };
 use crate::{data, render};
 
@@ -27,7 +29,7 @@ pub(crate) fn request(json: &[u8], model: &ModelMetadata, request: &mut InferReq
         .map_err(|error| parse_error(format!("Invalid encoding in string. {error}")))?;
     check_depth(json)?;
     let relaxed = OnceCell::new();
-    let members: Members<'_> = from_relaxed(json, &relaxed).map_err(|(error, _)| diagnose(&error))?;
+    let members: Members<'_> = from_relaxed(json, &relaxed).map_err(|(error, text)| diagnose(text, &error))?;
     for (key, value) in members.0 {
         match &*key {
             NESTED => nested(value, model, request)?,
@@ -38,8 +40,8 @@ pub(crate) fn request(json: &[u8], model: &ModelMetadata, request: &mut InferReq
     Ok(())
 }
 
-fn diagnose(error: &serde_json::Error) -> InferError {
-    if error.is_data() {
+fn diagnose(json: &str, error: &serde_json::Error) -> InferError {
+    if error.is_data() && !json.trim_start().starts_with('{') {
         let text = "attempt to get members for non-object";
         return InferError::new(ErrorCode::Internal, Reason::Malformed, text);
     }
@@ -47,7 +49,7 @@ fn diagnose(error: &serde_json::Error) -> InferError {
 }
 
 fn nested(value: &RawValue, model: &ModelMetadata, request: &mut InferRequest) -> Result<(), InferError> {
-    let members: Members<'_> = serde_json::from_str(value.get()).map_err(|_| {
+    let members = as_members(value, || {
         type_error("Expected JSON object for keyword: 'parameters'", "attempt to access JSON non-object as object")
     })?;
     for (key, value) in members.0 {
@@ -82,7 +84,7 @@ fn tensor(input: &TensorMetadata, json: &str) -> Result<Tensor, InferError> {
         .ok_or_else(|| InferError::internal(format!("input '{name}' has the unknown datatype {datatype}")))?;
     let wrapped;
     let (array, count) = match json.starts_with('[') {
-        true => (json, serde_json::from_str::<Vec<&RawValue>>(json).map_err(parse_error)?.len() as u64),
+        true => (json, serde_json::from_str::<Vec<IgnoredAny>>(json).map_err(parse_error)?.len() as u64),
         false => {
             wrapped = format!("[{json}]");
             (wrapped.as_str(), 1)

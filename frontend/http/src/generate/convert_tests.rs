@@ -81,6 +81,11 @@ fn refusals_have_tritons_codes_and_texts() {
         (r#"{"I":[1]"#, 500, "failed to parse the request JSON buffer: ".to_owned()),
         ("[1]", 500, "attempt to get members for non-object".to_owned()),
         (
+            &format!("{{{}\"last\":0}}", "\"\":0,".repeat(20_000)),
+            500,
+            "failed to parse the request JSON buffer: an object has more than 16384 members".to_owned(),
+        ),
+        (
             r#"{"parameters":3}"#,
             500,
             "Expected JSON object for keyword: 'parameters': attempt to access JSON non-object as object".to_owned(),

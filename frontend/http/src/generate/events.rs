@@ -9,11 +9,13 @@ use http::header::HeaderValue;
 use http::{HeaderMap, StatusCode};
 use http_body::Frame;
 use pharos::error::{InferError, Reason};
+use pharos::infer::InferResponse;
 use pharos::request_trace::Traced;
 use pharos::service::{Responses, Service, Streamed};
 
 use super::{TracedResponses, convert};
 use crate::Edge;
+use crate::infer::{LONG, on_a_thread};
 use pharos_listener::answering::Account;
 use pharos_listener::request_trace;
 use pharos_listener::response_timing::{AnswerTiming, SERVER_TIMING};
@@ -33,7 +35,25 @@ pub(super) struct Events<S: Service> {
     /// The times, once they are known.
     times: Option<HeaderValue>,
     ended: bool,
+    /// The event of a large response, which is written on another thread.
+    writing: Option<Writing>,
     _open: S::OpenStream,
+}
+
+/// The JSON of a response, and how to send it.
+type Writing = Pin<Box<dyn Future<Output = (Result<Vec<u8>, InferError>, Sent)> + Send>>;
+
+/// The JSON of a response, written at once or by another thread.
+enum Written {
+    AtOnce(Result<Vec<u8>, InferError>, Sent),
+    Later(Writing),
+}
+
+/// How a response is sent.
+#[derive(Clone, Copy)]
+struct Sent {
+    last: bool,
+    empty: bool,
 }
 
 impl<S: Service> Events<S> {
@@ -45,16 +65,29 @@ impl<S: Service> Events<S> {
     ) -> Self {
         let TracedResponses { responses, traced, trailer: timing } = begun;
         let (account, ended) = (Some(account), false);
-        Self { responses, first, account, reason: None, traced, timing, times: None, ended, _open: open }
+        Self { responses, first, account, reason: None, traced, timing, times: None, ended, writing: None, _open: open }
     }
 
-    /// Returns the event for a response; `None` for an empty response that only marks the end.
-    fn event(&mut self, streamed: Streamed) -> Option<Bytes> {
+    /// Writes a response, a large one on another thread.
+    fn write(&mut self, streamed: Streamed) -> Written {
         let Streamed { answer, last, empty } = streamed;
+        let sent = Sent { last, empty };
         if let (true, Ok(response), Some(timing)) = (last, &answer, &self.timing) {
             self.times = timing.value(&response.timeline);
         }
-        let json = answer.and_then(|response| convert::response(&response));
+        let bytes = |response: &InferResponse| -> usize {
+            response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum()
+        };
+        match answer {
+            Ok(response) if bytes(&response) > LONG => {
+                Written::Later(Box::pin(async move { (on_a_thread(move || convert::response(&response)).await, sent) }))
+            }
+            answer => Written::AtOnce(answer.and_then(|response| convert::response(&response)), sent),
+        }
+    }
+
+    /// Returns the event for a response; `None` for an empty response that only marks the end.
+    fn event(&mut self, json: Result<Vec<u8>, InferError>, Sent { last, empty }: Sent) -> Option<Bytes> {
         let json = json.unwrap_or_else(|error| {
             self.reason.get_or_insert(error.reason);
             error_json(&error)
@@ -86,15 +119,31 @@ impl<S: Service> http_body::Body for Events<S> {
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let this = &mut *self;
         while !this.ended {
-            let next = match this.first.take() {
-                Some(first) => Some(first),
-                None => ready!(this.responses.poll_next(cx)),
+            let (json, sent) = match &mut this.writing {
+                Some(writing) => {
+                    let written = ready!(writing.as_mut().poll(cx));
+                    this.writing = None;
+                    written
+                }
+                None => {
+                    let next = match this.first.take() {
+                        Some(first) => Some(first),
+                        None => ready!(this.responses.poll_next(cx)),
+                    };
+                    let Some(streamed) = next else {
+                        this.end();
+                        break;
+                    };
+                    match this.write(streamed) {
+                        Written::AtOnce(json, sent) => (json, sent),
+                        Written::Later(writing) => {
+                            this.writing = Some(writing);
+                            continue;
+                        }
+                    }
+                }
             };
-            let Some(streamed) = next else {
-                this.end();
-                break;
-            };
-            if let Some(event) = this.event(streamed) {
+            if let Some(event) = this.event(json, sent) {
                 return Poll::Ready(Some(Ok(Frame::data(event))));
             }
         }

@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
+use std::fmt;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -13,6 +14,7 @@ use pharos::error::InferError;
 use pharos::infer::InferInput;
 use pharos::model::TensorMetadata;
 use pharos::tensor::{DataType, Tensor, push_bytes_element};
+use serde::de::{DeserializeSeed, Deserializer, Error, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
 use crate::data;
@@ -64,30 +66,89 @@ fn rows(json: &str, inputs: &[TensorMetadata]) -> Result<(Vec<InferInput>, Form)
         let count = tensor.shape.first().map_or(0, |rows| rows.unsigned_abs());
         return Ok((vec![InferInput { name: input.name.clone(), tensor }], Form::Rows(count)));
     }
-    let rows: Vec<Members<'_>> = serde_json::from_str(json)
-        .map_err(|error| InferError::malformed(format!("'instances' must be objects if the first one is: {error}")))?;
-    let named = rows.first().map(|Members(members)| members.as_slice()).unwrap_or_default();
-    let stacked =
-        named.iter().map(|(name, _)| Ok(InferInput { name: name.to_string(), tensor: stack(&rows, name, inputs)? }));
-    let stacked = stacked.collect::<Result<Vec<_>, InferError>>()?;
-    if let Some(at) = rows.iter().position(|Members(members)| members.len() != named.len()) {
-        return Err(InferError::malformed(format!("instance {at} does not have the same members as instance 0")));
+    let mut rows = Rows { inputs, columns: Vec::new(), count: 0, refused: None };
+    if let Err(error) = rows.deserialize(&mut serde_json::Deserializer::from_str(json)) {
+        let wrong = || InferError::malformed(format!("'instances' must be objects if the first one is: {error}"));
+        return Err(rows.refused.take().unwrap_or_else(wrong));
     }
-    Ok((stacked, Form::Rows(rows.len() as u64)))
+    let column = |Column { input, mut json }: Column<'_>| {
+        json.push(']');
+        Ok(InferInput { name: input.name.clone(), tensor: tensor(input, &json)? })
+    };
+    let columns = rows.columns.into_iter().map(column).collect::<Result<Vec<_>, InferError>>()?;
+    Ok((columns, Form::Rows(rows.count)))
 }
 
-/// Stacks one input of all rows.
-fn stack(rows: &[Members<'_>], name: &str, inputs: &[TensorMetadata]) -> Result<Tensor, InferError> {
-    let input = find(inputs, name)?;
-    let mut json = String::from("[");
-    for (at, Members(members)) in rows.iter().enumerate() {
-        let value = members.iter().find(|(other, _)| other == name).map(|(_, value)| value.get());
-        let value = value.ok_or_else(|| InferError::malformed(format!("instance {at} has no member '{name}'")))?;
-        json.push_str(if at > 0 { "," } else { "" });
-        json.push_str(value);
+/// Collects the values of each input from the rows, one row after the other, so that no row is kept.
+struct Rows<'i> {
+    inputs: &'i [TensorMetadata],
+    /// The members of the first row.
+    columns: Vec<Column<'i>>,
+    /// The number of rows.
+    count: u64,
+    /// Why a row is refused.
+    refused: Option<InferError>,
+}
+
+/// The values of one input.
+struct Column<'i> {
+    input: &'i TensorMetadata,
+    /// An array without its end.
+    json: String,
+}
+
+impl Rows<'_> {
+    fn add(&mut self, members: &[(Cow<'_, str>, &RawValue)]) -> Result<(), InferError> {
+        let at = self.count;
+        if at == 0 {
+            for (name, _) in members {
+                let input = find(self.inputs, name)?;
+                if self.columns.iter().any(|column| column.input.name == *name) {
+                    return Err(InferError::malformed(format!("instance 0 has the member '{name}' more than once")));
+                }
+                self.columns.push(Column { input, json: "[".to_owned() });
+            }
+        }
+        for Column { input, json } in &mut self.columns {
+            let value = members.iter().find(|(name, _)| *name == input.name).map(|(_, value)| value.get());
+            let name = &input.name;
+            let value = value.ok_or_else(|| InferError::malformed(format!("instance {at} has no member '{name}'")))?;
+            json.push_str(if at > 0 { "," } else { "" });
+            json.push_str(value);
+        }
+        if members.len() != self.columns.len() {
+            return Err(InferError::malformed(format!("instance {at} does not have the same members as instance 0")));
+        }
+        self.count += 1;
+        Ok(())
     }
-    json.push(']');
-    tensor(input, &json)
+}
+
+impl<'de> DeserializeSeed<'de> for &mut Rows<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<(), D::Error> {
+        from.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for &mut Rows<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an array of objects")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut rows: A) -> Result<(), A::Error> {
+        while let Some(Members(members)) = rows.next_element()? {
+            if let Err(refused) = self.add(&members) {
+                let error = A::Error::custom(&refused.message);
+                self.refused = Some(refused);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Parses `inputs`: an object with a tensor for each input, or the tensor of the only input.
@@ -292,6 +353,7 @@ mod tests {
         check(r#"{"inputs": {"C": [1]}}"#, &two, Err("no input 'C'; its inputs are 'A', 'B'"));
         check(r#"{"instances": [{"A": 1}, {"B": 1}]}"#, &two, Err("instance 1 has no member 'A'"));
         check(r#"{"instances": [{"A": 1}, {"A": 1, "B": 1}]}"#, &two, Err("instance 1 does not have the same members"));
+        check(r#"{"instances": [{"A": 1, "A": 1}]}"#, &one, Err("the member 'A' more than once"));
         check(r#"{"instances": [{"A": 1}, 2]}"#, &two, Err("must be objects if the first one is"));
         for ragged in ["[[1,2],[3],[4,5,6]]", "[[1],2]", "[1,[2]]", "[[],[1]]"] {
             check(&format!(r#"{{"instances": {ragged}}}"#), &one, Err("have different lengths"));

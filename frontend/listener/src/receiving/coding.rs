@@ -2,11 +2,11 @@
 //! output before allocating it. Call these functions on threads that serve no sockets.
 
 use std::collections::VecDeque;
-use std::io::{self, Read, Write};
+use std::io::{self, BufRead, Read, Write};
 
 use bytes::{Buf, Bytes};
 use flate2::Compression;
-use flate2::read::{GzDecoder, ZlibDecoder};
+use flate2::bufread::{MultiGzDecoder, ZlibDecoder};
 use flate2::write::{GzEncoder, ZlibEncoder};
 use pharos::data::{Collector, Data};
 
@@ -40,11 +40,19 @@ const PIECES: (usize, usize) = (16 << 10, 1 << 20);
 /// # Errors
 /// See [`InflateError`].
 pub fn inflate(data: Data, format: Format, limit: u64, reservation: &mut Reservation) -> Result<Data, InflateError> {
-    let input = Pieces(data.pieces().iter().cloned().collect());
+    let mut input = Pieces(data.pieces().iter().cloned().collect());
     drop(data);
-    match format {
-        Format::Gzip => read_all(GzDecoder::new(input), limit, reservation),
-        Format::Zlib => read_all(ZlibDecoder::new(input), limit, reservation),
+    let inflated = match format {
+        // A file has one or more members (RFC 1952, 2.2).
+        Format::Gzip => read_all(MultiGzDecoder::new(&mut input), limit, reservation),
+        Format::Zlib => read_all(ZlibDecoder::new(&mut input), limit, reservation),
+    };
+    match inflated {
+        Ok(_) if !input.is_empty() => {
+            let text = "there is more data behind the end of the compressed data";
+            Err(InflateError::Broken(io::Error::new(io::ErrorKind::InvalidData, text)))
+        }
+        inflated => inflated,
     }
 }
 
@@ -96,18 +104,32 @@ fn write_all<'a, W: Write>(mut to: W, pieces: impl Iterator<Item = &'a Bytes>) -
 /// Reads pieces in order, and drops each after reading it.
 struct Pieces(VecDeque<Bytes>);
 
+impl Pieces {
+    fn is_empty(&self) -> bool {
+        self.0.iter().all(Bytes::is_empty)
+    }
+}
+
+impl BufRead for Pieces {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        while self.0.front().is_some_and(Bytes::is_empty) {
+            self.0.pop_front();
+        }
+        Ok(self.0.front().map(|first| &**first).unwrap_or_default())
+    }
+
+    fn consume(&mut self, count: usize) {
+        if let Some(first) = self.0.front_mut() {
+            first.advance(count.min(first.len()));
+        }
+    }
+}
+
 impl Read for Pieces {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        while let Some(first) = self.0.front_mut() {
-            if first.is_empty() {
-                self.0.pop_front();
-                continue;
-            }
-            let count = first.len().min(to.len());
-            first.split_to(count).copy_to_slice(to.get_mut(..count).unwrap_or_default());
-            return Ok(count);
-        }
-        Ok(0)
+        let count = self.fill_buf()?.read(to)?;
+        self.consume(count);
+        Ok(count)
     }
 }
 
@@ -136,6 +158,15 @@ mod tests {
             assert_eq!(inflated(length, u64::MAX).unwrap(), Data::from(plain.clone()));
             assert!(matches!(inflated(length - 1, u64::MAX), Err(InflateError::TooLarge)));
             assert!(matches!(inflated(length, length / 2), Err(InflateError::Full(Full { .. }))));
+        }
+        let again = |format, more: &[u8]| {
+            let small = deflate([Bytes::from(plain.clone())].iter(), format, Compression::fast()).unwrap();
+            inflate(cut(&[&small, more].concat()), format, 1 << 30, &mut Budget::default().reserve())
+        };
+        let twice = deflate([Bytes::from(plain.clone())].iter(), Format::Gzip, Compression::fast()).unwrap();
+        assert_eq!(again(Format::Gzip, &twice).unwrap(), Data::from([&plain[..], &plain].concat()));
+        for format in [Format::Gzip, Format::Zlib] {
+            assert!(matches!(again(format, b"something else"), Err(InflateError::Broken(_))), "{format:?}");
         }
         let broken = inflate(cut(b"nothing"), Format::Gzip, 10, &mut Budget::default().reserve());
         assert!(matches!(broken, Err(InflateError::Broken(_))));

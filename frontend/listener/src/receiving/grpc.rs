@@ -2,6 +2,7 @@
 //! [`Limits`] bounds each message, and [`Budget`] all data being received. Compressed messages are decompressed here, on
 //! threads that serve no sockets.
 
+pub mod bounded;
 pub mod messages;
 
 use std::collections::VecDeque;

@@ -13,7 +13,7 @@ use tonic::{Code, Status};
 
 use super::failure;
 use super::proto::inference::{PredictionResponse, PredictionsRequest};
-use crate::form::Part;
+use crate::form::{self, Part};
 use crate::handler_call::{self, HandlerCall};
 use crate::registry::{InFlight, Version};
 use crate::rest::{EndedSequences, Shared, end_of, enter, first_of, loaded};
@@ -77,6 +77,7 @@ impl<S: Management> Call<S> {
         let version = shared.registry.find(&model_name, &model_version).map_err(internal)?;
         let entered = enter(shared, (&model_name, &model_version), &version).map_err(internal)?;
         let received = clock::now();
+        form::check_parts(input.len()).map_err(internal)?;
         let parts: Vec<Part> = input.into_iter().map(|(name, data)| Part::bare(name, data)).collect();
         let mut call = HandlerCall::default();
         let sequence = version.deployment().sequence.is_some().then(|| {
