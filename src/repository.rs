@@ -1,6 +1,7 @@
 //! The states of model versions, and the choice of the version that serves a request. Pure data: callers list directories, load
 //! models and report the outcome.
 
+mod attempts;
 mod load;
 pub mod memory_budget;
 mod on_demand;
@@ -12,8 +13,9 @@ use std::collections::BTreeMap;
 use crate::error::{ErrorCode, InferError, Reason};
 use crate::model::VersionPolicy;
 
+pub use attempts::{Attempts, Pauses};
 pub use load::{Kind as LoadParameter, Override};
-pub use on_demand::{Attempts, LOAD_PARAMETER, MIN_LOADED_PARAMETER, ON_DEMAND, ON_DEMAND_VALUE};
+pub use on_demand::{LOAD_PARAMETER, MIN_LOADED_PARAMETER, ON_DEMAND, ON_DEMAND_VALUE};
 pub use plan::{Change, Stamp, VersionFingerprint, changes};
 pub use uses::Uses;
 
@@ -159,6 +161,15 @@ impl States {
         let status = self.entry(model);
         status.failure.clear();
         status.versions.insert(version, VersionStatus { state, reason: reason.into() });
+    }
+
+    /// Removes the versions that are not available, unless they were unloaded by a request or `keep` returns true. A version without
+    /// a directory cannot be loaded, and the reason why its last load failed no longer says why.
+    pub fn forget_unavailable(&mut self, model: &str, keep: impl Fn(u64) -> bool) {
+        let Some(status) = self.models.get_mut(model) else { return };
+        status.versions.retain(|version, status| {
+            status.state != State::Unavailable || status.reason == UNLOADED || keep(*version)
+        });
     }
 
     /// Records that the model as a whole cannot be loaded. Running versions continue to serve.

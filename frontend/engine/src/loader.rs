@@ -21,7 +21,6 @@ mod worker_calls;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use pharos::id::bare_name;
@@ -54,6 +53,9 @@ use poll::{Fingerprints, Poll};
 
 /// How long an accepted request may take until it is queued, when the server exits.
 const QUEUED: Duration = Duration::from_secs(1);
+
+/// How long the workers of cancelled loads may take to end, when the server exits.
+const ENDED: Duration = Duration::from_secs(1);
 
 /// When models are loaded and unloaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -191,7 +193,8 @@ pub(crate) struct Loader {
     workers: Arc<dyn StartWorkers>,
     /// The directories of files that clients send.
     override_directories: TemporaryDirectories,
-    exiting: AtomicBool,
+    /// Set when the server exits; cancels the loads.
+    exiting: watch::Sender<bool>,
 }
 
 impl Loader {
@@ -237,7 +240,7 @@ impl Loader {
             workers: Arc::new(fork_servers.clone()),
             fork_servers,
             override_directories: TemporaryDirectories::default(),
-            exiting: AtomicBool::new(false),
+            exiting: watch::Sender::new(false),
             settings,
         })
     }
@@ -294,7 +297,9 @@ impl Loader {
         let loads = names.iter().map(|name| LoadRequest { by_itself: !named, ..LoadRequest::new(name, None) });
         let found = others.iter().map(|name| LoadRequest { by_itself: true, ..LoadRequest::new(name, None) });
         let loaded = self.load_all_of(loads.chain(found).collect()).await;
-        self.start_polling(Poll::new(polled));
+        let mut poll = Poll::new(polled);
+        poll.record(clock::now(), &loaded);
+        self.start_polling(poll);
         self.start_watching_models();
         let mut failures: Vec<(String, String)> = self.failures();
         failures.extend(self.stores.failure_reasons());
@@ -313,16 +318,23 @@ impl Loader {
         self.metrics.send_replace(metrics);
     }
 
-    /// Stops polling, drains all models with [`ModelTable::drain`], and removes temporary files. New requests are refused already.
+    /// Stops polling, cancels loads, drains all models with [`ModelTable::drain`], and removes temporary files. New requests are
+    /// refused already.
     pub(crate) async fn shut_down(&self, limit: Duration) -> Unfinished {
-        self.exiting.store(true, Ordering::Relaxed);
+        self.exiting.send_replace(true);
         // A request that was accepted before that is queued, or answered, when its event loop goes on.
         let _ = clock::timeout(QUEUED, self.settings.threads.event_loops.go_on()).await;
         let unfinished = self.models.drain(limit).await;
+        // The workers of cancelled loads would report that their files are missing.
+        let _ = clock::timeout(ENDED, self.override_directories.unused()).await;
         // Loads that are still fetching files fail now.
         self.stores.close();
         self.override_directories.close();
         unfinished
+    }
+
+    fn is_exiting(&self) -> bool {
+        *self.exiting.borrow()
     }
 
     /// The metrics cache of all series.
@@ -348,6 +360,14 @@ impl Loader {
         }
         let bare = |entry: IndexEntry| IndexEntry { name: bare_name(&entry.name).to_owned(), ..entry };
         let mut index = states.index(ready_only);
+        for entry in index.iter_mut().filter(|entry| entry.state == Some(State::Ready)) {
+            let versions = snapshot.serving.get(&entry.name);
+            let serving = versions.zip(entry.version).and_then(|(versions, version)| versions.get(&version));
+            // A ready version keeps its state while its instances are restarted.
+            if let Some(outage) = serving.and_then(|serving| self.models.outage(serving)) {
+                entry.reason = outage;
+            }
+        }
         if self.stores.namespaces() {
             index = index.into_iter().map(bare).collect();
         }

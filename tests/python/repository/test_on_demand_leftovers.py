@@ -85,6 +85,36 @@ def test_members_of_an_ensemble_that_has_ended_are_unloaded_when_idle(start, tmp
     assert ready(server) == {("a", "1"), ("b", "1"), ("both", "1")}
 
 
+def test_a_model_added_after_the_start_is_loaded_again(start, tmp_path):
+    """Once a client has loaded it by name, as a model that was there. So is a version that was added while the model was loaded, and
+    a version without a directory is forgotten."""
+    folder = tmp_path / "models"
+    write(folder, "first", BUILTIN_CONFIG, v1="")
+    server = start([], MODE, repository=folder)
+
+    def ask(what: str) -> int:
+        return server.ask("POST", f"/v2/repository/models/added/{what}", b"")[0]
+
+    def version(number: int) -> int:
+        return server.ask("POST", f"/v2/models/added/versions/{number}/infer", json.dumps(VALUES).encode())[0]
+
+    def index() -> list:
+        return [(one["version"], one["state"], one.get("reason", "")) for one in server.index()["added"]]
+
+    write(folder, "added", BUILTIN_CONFIG + " version_policy { all { } }", v1="")
+    assert server.infer("added", VALUES)[0] in (400, 404)
+    assert [ask("load"), server.infer("added", VALUES)[0], ask("unload")] == [200] * 3
+    eventually("it is unloaded", lambda: index() == [("1", "UNAVAILABLE", "loaded on demand")])
+    assert server.infer("added", VALUES)[0] == 200
+    (folder / "added/2").mkdir()
+    assert [version(2), ask("load"), version(2), ask("unload")] == [404, 200, 200, 200]
+    eventually("both are unloaded", lambda: index() == [(one, "UNAVAILABLE", "loaded on demand") for one in "12"])
+    assert version(2) == 200
+    (folder / "added/1").rmdir()
+    assert [ask("unload"), ask("load"), ask("unload"), version(2), version(1)] == [200] * 4 + [404]
+    assert index() == [("2", "READY", "")]
+
+
 @needs_worker
 def test_members_of_an_ensemble_that_does_not_load_are_unloaded_when_idle(start, tmp_path):
     folder = tmp_path / "models"

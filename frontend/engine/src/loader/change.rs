@@ -91,6 +91,9 @@ impl Loader {
                 self.withdraw_failed(model, &failed);
             }
         }
+        self.models.change(|table| {
+            table.states.forget_unavailable(model, |version| prepared.versions.contains_key(&version));
+        });
         if failed.is_empty() { Ok(()) } else { Err(triton_reasons(&failed)) }
     }
 

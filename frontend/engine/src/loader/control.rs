@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 
 use pharos::error::{ErrorCode, InferError, Reason};
-use pharos::repository::Override;
+use pharos::repository::{Override, States};
 use pharos_os::blocking;
 use tokio::sync::watch;
 
@@ -23,7 +23,7 @@ use crate::serving::{RetireReason, Snapshot};
 use crate::store::Overrides;
 
 /// The result of a load; the error is for the client.
-type Loaded = Result<(), InferError>;
+pub(super) type Loaded = Result<(), InferError>;
 
 /// A model to load or to check again.
 #[derive(Clone)]
@@ -257,8 +257,8 @@ impl Loader {
             let bare = table.states.model(name).is_some_and(|status| status.versions.is_empty());
             match self.settings.mode {
                 _ if table.serving.contains_key(name) => {}
-                Mode::None | Mode::Poll(_) => table.states.fail(name, reason),
-                Mode::OnDemand if wanted.by_itself => table.states.fail(name, reason),
+                Mode::None | Mode::Poll(_) => fail(&mut table.states, name, reason),
+                Mode::OnDemand if wanted.by_itself => fail(&mut table.states, name, reason),
                 // The response contains the reason; the state of the model is unchanged.
                 _ if bare && !matches!(unprepared, PrepareError::NoVersion(_)) => {
                     table.states.remove(name);
@@ -277,7 +277,7 @@ impl Loader {
         }
     }
 
-    /// Loads one model, unless it is unloaded meanwhile.
+    /// Loads one model, unless it is unloaded or the server exits meanwhile.
     async fn load_one(self: &Arc<Self>, wanted: &LoadRequest, mut unloads: Unloads, prepared: &Prepared) -> Loaded {
         let name = wanted.name.as_str();
         let lock = self.locks.of(name);
@@ -295,14 +295,21 @@ impl Loader {
             if applied.is_ok() {
                 self.models.change(|table| match &wanted.overrides {
                     Some(overrides) => drop(table.overrides.insert(name.to_owned(), overrides.clone())),
-                    None => drop(table.overrides.remove(name)),
+                    None => {
+                        table.overrides.remove(name);
+                        if self.is_on_demand(prepared) {
+                            table.remember_on_demand(name);
+                        }
+                    }
                 });
             }
             applied.map_err(|reason| load_failed(name, &reason))
         };
+        let mut exiting = self.exiting.subscribe();
         tokio::select! {
             biased;
             () = unloads.next() => Err(load_failed(name, "it was unloaded during the load\n")),
+            _ = exiting.wait_for(|exiting| *exiting) => Err(load_failed(name, "the server is exiting\n")),
             loaded = load => loaded,
         }
     }
@@ -441,6 +448,12 @@ impl Loader {
         gone.into_iter().for_each(|(serving, ending)| self.models.retire(serving, ending));
         holds
     }
+}
+
+/// Records why a model cannot be loaded, in place of the reasons why its versions could not.
+fn fail(states: &mut States, name: &str, reason: &str) {
+    states.forget_unavailable(name, |_| false);
+    states.fail(name, reason);
 }
 
 /// Triton's error for an unreadable model, with the reason, which Triton only logs.

@@ -29,7 +29,7 @@ use crate::model_memory::MemoryShare;
 use crate::scheduler::placement::Placement;
 use crate::scheduler::{Driver, DriverSettings, Limits, placement, settings};
 use crate::serving::{Executor, Serving};
-use crate::store::scan;
+use crate::store::{ModelFiles, scan};
 use crate::supervisor::{Instances, Plan, WarmUp};
 use pharos_os::{blocking, clock, threads};
 
@@ -173,7 +173,7 @@ impl Loader {
             DriverSettings { config: config.clone(), series: series.clone(), scheduling, limits, cache: responses };
         let driver = Driver::new(settings, self.timer.clone());
         let threads = self.threads(&placements, &launch);
-        let plan = self.plan((directory.clone(), launch), &config, threads, warmups);
+        let plan = self.plan((directory.clone(), &prepared.model_files, launch), &config, threads, warmups);
         let to_load = ToLoad { name: &prepared.name, version: model.version, directory, config: Some(&config) };
         let memory = EndsIfDropped(self.room_for(&to_load).await?.map(Arc::new));
         let plan = Arc::new(Plan { _memory: memory.0.clone(), ..plan });
@@ -251,7 +251,7 @@ impl Loader {
             let placements = placements(config, number)?;
             let warmups = warmups(config, &serving.directory)?;
             let threads = self.threads(&placements, &launch);
-            let plan = self.plan((serving.directory.clone(), launch), config, threads, warmups);
+            let plan = self.plan((serving.directory.clone(), &serving.files, launch), config, threads, warmups);
             let size = self.size_with(serving, config);
             let room = EndsIfDropped(self.room_for_more(serving, &size).await?.map(Arc::new));
             let plan = Arc::new(Plan { _memory: room.0.clone(), ..plan });
@@ -285,7 +285,7 @@ impl Loader {
     /// Returns the settings that all instances of a version in this directory share.
     fn plan(
         self: &Arc<Self>,
-        (directory, launch): (PathBuf, Launch),
+        (directory, files, launch): (PathBuf, &Arc<ModelFiles>, Launch),
         config: &ModelConfig,
         threads: u32,
         warmups: Vec<WarmUp>,
@@ -313,6 +313,7 @@ impl Loader {
             settings: self.supervision(config, &launch),
             launch,
             _memory: None,
+            _files: files.clone(),
             workers: self.workers.clone(),
             cache: self.cache().clone(),
             models: this,

@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -346,7 +345,7 @@ impl Loader {
     ) -> Result<MemoryShare, String> {
         let memory = &self.models.shared.memory;
         let (began, mut lacking, mut changes) = (clock::now(), (Memory::Main, 0), memory.changes());
-        while !self.exiting.load(Ordering::Relaxed) && clock::now() - began < LONGEST_WAIT {
+        while !self.is_exiting() && clock::now() - began < LONGEST_WAIT {
             changes.mark_unchanged();
             let needed = needed();
             if let Some(share) = self.reserve_or_unload(name, &needed, &may_change)? {

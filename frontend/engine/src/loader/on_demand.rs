@@ -35,6 +35,19 @@ impl Drop for Waiting<'_> {
     }
 }
 
+/// The time that a request waits for its model; recorded when it ends, also if the request is cancelled.
+struct WaitTime<'t> {
+    loader: &'t Loader,
+    model: &'t str,
+    began: Instant,
+}
+
+impl Drop for WaitTime<'_> {
+    fn drop(&mut self) {
+        record::on_demand_waited(self.loader.cache(), self.model, clock::now().ns_since(self.began));
+    }
+}
+
 impl Loader {
     /// Loads the model of a request if it is loaded on demand and not loaded, and returns whether it was loaded now. Requests to
     /// the same model wait for the same load, which continues if the future is dropped.
@@ -56,6 +69,7 @@ impl Loader {
                 left.as_secs() + 1
             )));
         }
+        let _time = WaitTime { loader: self, model: name, began };
         let mut outcome = model.join(|sender| {
             let (loader, name, model) = (self.clone(), name.to_owned(), model.clone());
             self.runtime.spawn(async move {
@@ -71,7 +85,6 @@ impl Loader {
             Some(limit) => clock::timeout(limit, loaded).await.unwrap_or_else(|| Err(too_late(name, limit))),
             None => loaded.await,
         };
-        record::on_demand_waited(self.cache(), name, clock::now().ns_since(began));
         loaded.map(|()| true)
     }
 
@@ -125,9 +138,6 @@ impl Loader {
                 model.attempts().succeeded();
                 self.models.change(|table| {
                     table.demanded.insert(name.to_owned());
-                    if let Some(versions) = table.serving.get(name) {
-                        model.loaded(versions);
-                    }
                 });
                 Ok(())
             }
@@ -155,6 +165,12 @@ impl Loader {
         }
     }
 
+    /// Returns whether requests load this model.
+    pub(super) fn is_on_demand(&self, prepared: &Prepared) -> bool {
+        let by_parameter = || prepared.configuration.parameter(LOAD_PARAMETER).is_some_and(|value| value == ON_DEMAND_VALUE);
+        self.settings.mode == Mode::OnDemand || by_parameter()
+    }
+
     /// Returns which of these models the server does not load by itself: those that are loaded on demand, unless an ensemble needs
     /// them that it loads.
     pub(super) fn on_demand_among<'p>(
@@ -163,13 +179,9 @@ impl Loader {
     ) -> BTreeSet<String> {
         let all: Vec<_> = all.collect();
         let table = self.models.snapshot();
-        let by_mode = self.settings.mode == Mode::OnDemand;
-        let by_parameter = |prepared: &Prepared| {
-            prepared.configuration.parameter(LOAD_PARAMETER).is_some_and(|value| value == ON_DEMAND_VALUE)
-        };
         let mut found: BTreeSet<String> = all
             .iter()
-            .filter(|(wanted, prepared)| wanted.by_itself && (by_mode || by_parameter(prepared)))
+            .filter(|(wanted, prepared)| wanted.by_itself && self.is_on_demand(prepared))
             .filter(|(wanted, _)| !table.serving.contains_key(&wanted.name))
             .map(|(wanted, _)| wanted.name.clone())
             .collect();
@@ -200,10 +212,14 @@ impl Loader {
         let name = prepared.name.as_str();
         self.models.change(|table| {
             table.wanted.remove(name);
+            table.states.forget_unavailable(name, |_| false);
             for number in prepared.versions.keys() {
                 table.states.set(name, *number, State::Unavailable, ON_DEMAND);
             }
-            table.on_demand.insert(name.to_owned(), Arc::new(model));
+            match table.on_demand.get(name) {
+                Some(known) => known.update(model),
+                None => drop(table.on_demand.insert(name.to_owned(), Arc::new(model))),
+            }
         });
     }
 
@@ -219,7 +235,7 @@ impl Loader {
         };
         let loader = self.clone();
         tokio::spawn(async move {
-            while !loader.exiting.load(Ordering::Relaxed) {
+            while !loader.is_exiting() {
                 clock::sleep(interval).await;
                 loader.unload_idle(idle.unwrap_or(Duration::MAX));
                 loader.watch_memory().await;

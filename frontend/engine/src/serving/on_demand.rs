@@ -1,9 +1,10 @@
 //! Models that are loaded with their first request, and what is known about them while they are not loaded.
 
 use std::collections::BTreeMap;
+use std::iter;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use pharos::error::InferError;
 use pharos::model::ModelConfig;
@@ -18,12 +19,12 @@ pub(crate) type Outcome = watch::Receiver<Option<Result<(), InferError>>>;
 /// The number, the directory and, if it is known, the configuration of a version.
 pub(crate) type UnloadedVersion = (u64, PathBuf, Option<Arc<ModelConfig>>);
 
+/// The directory of a version, and its configuration; `None` if only a load completes the configuration.
+type Version = (PathBuf, Option<Arc<ModelConfig>>);
+
 /// A model that is loaded on demand.
 pub(crate) struct OnDemand {
-    /// The versions, each with its configuration. `None` if only a load completes the configuration.
-    configs: RwLock<BTreeMap<u64, Option<Arc<ModelConfig>>>>,
-    /// The directories of the versions.
-    directories: BTreeMap<u64, PathBuf>,
+    versions: RwLock<BTreeMap<u64, Version>>,
     /// The failed loads. Locked only to read or change them.
     attempts: Mutex<Attempts>,
     /// The last load. Locked only to begin a load or to find the one that runs.
@@ -37,14 +38,9 @@ pub(crate) struct OnDemand {
 impl OnDemand {
     /// Creates it from the directory and the configuration of each version; `None` if only a load completes the configuration.
     pub(crate) fn new(versions: impl Iterator<Item = (u64, PathBuf, Option<ModelConfig>)>) -> Self {
-        let (mut configs, mut directories) = (BTreeMap::new(), BTreeMap::new());
-        for (number, directory, config) in versions {
-            configs.insert(number, config.map(Arc::new));
-            directories.insert(number, directory);
-        }
+        let versions = versions.map(|(number, directory, config)| (number, (directory, config.map(Arc::new))));
         Self {
-            configs: RwLock::new(configs),
-            directories,
+            versions: RwLock::new(versions.collect()),
             attempts: Mutex::default(),
             load: Mutex::default(),
             found: AtomicU64::new(0),
@@ -71,41 +67,53 @@ impl OnDemand {
         outcome
     }
 
-    /// Remembers the configurations of the loaded versions.
+    /// Remembers the loaded versions, with their directories and configurations.
     pub(crate) fn loaded(&self, versions: &BTreeMap<u64, Arc<Serving>>) {
-        let configs = versions.iter().map(|(number, serving)| (*number, Some(serving.config.clone()))).collect();
-        *self.configs.write().unwrap_or_else(PoisonError::into_inner) = configs;
+        let of = |(number, serving): (&u64, &Arc<Serving>)| {
+            (*number, (serving.directory.clone(), Some(serving.config.clone())))
+        };
+        self.replace(versions.iter().map(of).collect());
+    }
+
+    /// Takes over the versions of the model whose files have changed. The next request may load it, also after failures.
+    pub(crate) fn update(&self, read: Self) {
+        self.replace(read.versions.into_inner().unwrap_or_else(PoisonError::into_inner));
+        self.attempts().succeeded();
+    }
+
+    fn replace(&self, versions: BTreeMap<u64, Version>) {
+        *self.versions.write().unwrap_or_else(PoisonError::into_inner) = versions;
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, BTreeMap<u64, Version>> {
+        self.versions.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the number, the directory and, if it is known, the configuration of each version.
     pub(crate) fn to_load(&self) -> Vec<UnloadedVersion> {
-        let configs = self.configs.read().unwrap_or_else(PoisonError::into_inner);
-        let of = |(number, directory): (&u64, &PathBuf)| {
-            (*number, directory.clone(), configs.get(number).cloned().flatten())
-        };
-        self.directories.iter().map(of).collect()
+        let versions = self.read();
+        versions.iter().map(|(number, (directory, config))| (*number, directory.clone(), config.clone())).collect()
     }
 
     /// Returns the versions in ascending order.
     pub(crate) fn versions(&self) -> Vec<u64> {
-        self.configs.read().unwrap_or_else(PoisonError::into_inner).keys().copied().collect()
+        self.read().keys().copied().collect()
     }
 
     /// Returns a version's configuration (empty: the latest version's); `None` if the version does not exist or the
     /// configuration is not known before a load.
     fn config(&self, version: &str) -> Option<(u64, Arc<ModelConfig>)> {
-        let configs = self.configs.read().unwrap_or_else(PoisonError::into_inner);
-        let (number, config) = match version {
-            "" => configs.last_key_value()?,
-            _ => configs.get_key_value(&parse_version(version).ok()?)?,
+        let versions = self.read();
+        let (number, (_, config)) = match version {
+            "" => versions.last_key_value()?,
+            _ => versions.get_key_value(&parse_version(version).ok()?)?,
         };
         Some((*number, config.clone()?))
     }
 
     /// Returns whether a request for this version (empty: any) can be for this model.
     pub(crate) fn has_version(&self, version: &str) -> bool {
-        let configs = self.configs.read().unwrap_or_else(PoisonError::into_inner);
-        version.is_empty() || parse_version(version).is_ok_and(|number| configs.contains_key(&number))
+        version.is_empty() || parse_version(version).is_ok_and(|number| self.read().contains_key(&number))
     }
 
     /// Counts a request that found the model loaded.
@@ -137,6 +145,14 @@ impl OnDemand {
 }
 
 impl Snapshot {
+    /// Remembers the serving versions of a model that requests load, for the time when it is not loaded.
+    pub(crate) fn remember_on_demand(&mut self, name: &str) {
+        if let Some(versions) = self.serving.get(name) {
+            let model = self.on_demand.entry(name.to_owned()).or_insert_with(|| Arc::new(OnDemand::new(iter::empty())));
+            model.loaded(versions);
+        }
+    }
+
     /// Counts a request that waited until its model was loaded on demand.
     pub(crate) fn record_waited(&self, name: &str) {
         self.on_demand(name).iter().for_each(|(_, model)| model.record_waited());
@@ -166,7 +182,7 @@ mod tests {
 
     #[test]
     fn requests_that_waited_are_no_hits() {
-        let model = OnDemand::new(std::iter::empty());
+        let model = OnDemand::new(iter::empty());
         assert_eq!(model.hits(3), 3);
         model.record_waited();
         model.record_waited();

@@ -185,7 +185,7 @@ impl ModelTable {
                 return;
             }
             table.unloading.remove(&model);
-            let on_demand = table.on_demand.contains_key(&*model.name);
+            let on_demand = table.on_demand.get(&*model.name).is_some_and(|of| of.versions().contains(&model.version));
             table.states.unloaded(&model.name, model.version, if on_demand { ON_DEMAND } else { UNLOADED });
             if table.removed_from_repository.contains(&*model.name)
                 && table.unloading.keys().all(|other| other.name != model.name)

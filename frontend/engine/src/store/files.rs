@@ -6,9 +6,14 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
+use pharos_os::clock;
 use pharos_os::directories::{Kind, Temporary};
 use pharos_os::removal::remove_tree;
+
+/// The time between two looks for files in use.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// Owns the storage of a model's files; held while the files are used.
 pub(crate) trait FilesOwner: Debug + Send + Sync {}
@@ -76,8 +81,21 @@ impl TemporaryDirectories {
         let Some(directory) = created.directory.clone() else { return Err(io::ErrorKind::NotFound.into()) };
         let path = directory.path().join(created.number.to_string());
         created.number += 1;
-        DirBuilder::new().mode(0o700).create(&path)?;
+        let created = DirBuilder::new().mode(0o700).create(&path);
+        created.map_err(|error| io::Error::new(error.kind(), format!("cannot create '{}': {error}", path.display())))?;
         Ok((path, directory))
+    }
+
+    /// Waits until no files are in use.
+    pub(crate) async fn unused(&self) {
+        while self.in_use() {
+            clock::sleep(LOOK).await;
+        }
+    }
+
+    fn in_use(&self) -> bool {
+        let created = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        created.directory.as_ref().is_some_and(|directory| Arc::strong_count(directory) > 1)
     }
 
     /// Removes all files, even those in use, because the server exits.

@@ -1,0 +1,78 @@
+"""Poll mode: what becomes of models and versions that cannot be loaded."""
+
+import pytest
+
+from harness.inference import one
+from harness.waiting import eventually
+from python_backend.worker import PYTHON, has_worker
+
+POLL = ["--model-control-mode=poll", "--repository-poll-secs=1", "--exit-on-error=false", f"--python={PYTHON}"]
+CONFIG = """backend: "python" max_batch_size: 4 version_policy { all { } }
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 2 ] } output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 2 ] }
+"""
+CODE = """import triton_python_backend_utils as utils
+
+open("PATH").close()
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        tensors = [utils.get_input_tensor_by_name(request, "INPUT0").as_numpy() for request in requests]
+        return [utils.InferenceResponse([utils.Tensor("OUTPUT0", tensor)]) for tensor in tensors]
+"""
+VALUES = one("FP32", [1, 2], [3, 4])
+pytestmark = pytest.mark.skipif(not has_worker, reason=f"{PYTHON} does not have the package pharos-worker: make python-worker")
+
+
+def write(folder, name: str, needs):
+    """Writes a model whose code opens the file `needs`."""
+    (folder / name / "1").mkdir(parents=True)
+    (folder / name / "1/model.py").write_text(CODE.replace("PATH", str(needs)))
+    (folder / name / "config.pbtxt").write_text(CONFIG)
+
+
+def entries(server, name: str) -> list:
+    return [(one.get("version"), one.get("state")) for one in server.index().get(name, [])]
+
+
+def test_a_load_that_failed_is_repeated(start, tmp_path):
+    """Without a change of its files, after 10 s. A model that was there at the start, and one that was added."""
+    folder = tmp_path / "models"
+    write(folder, "first", tmp_path / "needed")
+    server = start([], *POLL, repository=folder, wait=False)
+    server.wait_until_ready("/v2/health/live")
+    eventually("the model has failed", lambda: entries(server, "first") == [("1", "UNAVAILABLE")])
+    write(folder, "second", tmp_path / "needed")
+    eventually("the added model has failed", lambda: entries(server, "second") == [("1", "UNAVAILABLE")])
+    (tmp_path / "needed").touch()
+    for name in ("first", "second"):
+        eventually("the model answers", lambda name=name: server.infer(name, VALUES)[0] == 200)
+    server.wait_until_ready()
+    repeated = [line for line in server.log.read_text().splitlines() if "models that could not be loaded are tried again" in line]
+    assert 1 <= len(repeated) <= 4, repeated
+
+
+def test_a_version_that_failed_and_was_removed_is_forgotten(start, tmp_path):
+    """It is neither in the index, nor keeps the server from being ready. If the model has no version any more, the index says so."""
+    folder = tmp_path / "models"
+    write(folder, "model", "/dev/null")
+    server = start([], *POLL, repository=folder)
+    (folder / "model/2").mkdir()
+    (folder / "model/2/model.py").write_text("raise RuntimeError('broken')\n")
+    eventually("the version has failed", lambda: entries(server, "model") == [("1", "READY"), ("2", "UNAVAILABLE")])
+    assert server.get("/v2/health/ready")[0] == 400
+    (folder / "model/2/model.py").unlink()
+    (folder / "model/2").rmdir()
+    eventually("the version is forgotten", lambda: entries(server, "model") == [("1", "READY")])
+    assert server.get("/v2/health/ready")[0] == 200
+
+    write(folder, "other", tmp_path / "missing")
+    eventually("the other model has failed", lambda: entries(server, "other") == [("1", "UNAVAILABLE")])
+    (folder / "other/1/model.py").unlink()
+    (folder / "other/1").rmdir()
+
+    def reason() -> str:
+        (entry,) = server.index()["other"]
+        return entry["reason"]
+
+    eventually("the reason is that it has no versions", lambda: "no version to run" in reason())
