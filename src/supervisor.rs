@@ -14,8 +14,9 @@
 //!
 //! This module decides; the frontend's module of the same name owns the process and the clock. It performs the actions that
 //! [`Supervisor::poll_action`] returns until that returns `None`, then waits for the next event or for
-//! [`Supervisor::poll_timeout`]. It must follow every [`Action::Spawn`] with exactly one [`Supervisor::exited`], even if the
-//! process could not be started, and report no other event of that process afterwards. Unexpected events are ignored.
+//! [`Supervisor::poll_timeout`]. It must follow every [`Action::Spawn`] with exactly one [`Supervisor::exited`], or
+//! [`Supervisor::not_started`] if the process could not be started, and report no other event of that process afterwards.
+//! Unexpected events are ignored.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -95,7 +96,9 @@ impl Default for Settings {
 pub enum LossReason {
     /// The worker reported that it cannot load the model.
     LoadFailed(String),
-    /// The process ended or could not be started; the text says how.
+    /// No process could be started; the text says why.
+    NotStarted(String),
+    /// The process ended; the text says how.
     Exited(String),
     /// The connection closed or carried invalid data; the text says which.
     Disconnected(String),
@@ -113,6 +116,7 @@ impl fmt::Display for LossReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::LoadFailed(text) | Self::DeviceLost(text) => f.write_str(text),
+            Self::NotStarted(text) => write!(f, "the worker process could not be started: {text}"),
             Self::Exited(text) => write!(f, "the worker process ended: {text}"),
             Self::Disconnected(text) => write!(f, "the connection to the worker process was lost: {text}"),
             Self::StartTimeout(limit) => {
@@ -157,7 +161,7 @@ pub enum State {
 /// An action that the owner of the process must perform.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Start a process, then call [`Supervisor::spawned`], or [`Supervisor::exited`] if the start failed.
+    /// Start a process, then call [`Supervisor::spawned`], or [`Supervisor::not_started`] if the start failed.
     Spawn,
     /// End the process. With [`LossReason::Stopped`] it may first be asked to exit; with other reasons it no longer responds.
     Kill {
@@ -273,14 +277,23 @@ impl Supervisor {
         }
     }
 
-    /// Records that the process exited or could not be started; `reason` says how, for example `killed by signal 9`.
+    /// Records that the process exited; `reason` says how, for example `killed by signal 9`.
     pub fn exited(&mut self, reason: impl Into<String>, now: Instant) {
+        self.ended(LossReason::Exited(reason.into()), now);
+    }
+
+    /// Records that the process could not be started.
+    pub fn not_started(&mut self, reason: impl Into<String>, now: Instant) {
+        self.ended(LossReason::NotStarted(reason.into()), now);
+    }
+
+    fn ended(&mut self, reason: LossReason, now: Instant) {
         if !self.process_lives {
             return;
         }
         self.process_lives = false;
         match self.state {
-            State::Starting { .. } | State::Ready { .. } => self.give_up(LossReason::Exited(reason.into()), now),
+            State::Starting { .. } | State::Ready { .. } => self.give_up(reason, now),
             State::Lost => self.back_off(now),
             State::Stopping => self.state = State::Stopped,
             State::Backoff { .. } | State::Failed | State::Stopped => {}
@@ -656,6 +669,7 @@ mod tests {
         for (reason, text) in [
             (LossReason::LoadFailed("no such file".into()), "no such file"),
             (exited(), "the worker process ended: signal 9"),
+            (LossReason::NotStarted("no memory".into()), "the worker process could not be started: no memory"),
             (LossReason::StartTimeout(Duration::from_millis(1500)), "the worker process was not ready within 1.5 s"),
         ] {
             assert_eq!(reason.to_string(), text);

@@ -192,7 +192,7 @@ async fn serve(
     if let Some(endpoints) = endpoints {
         endpoints.stopping();
     }
-    let unfinished = if loaded.is_ok() {
+    let finished = if loaded.is_ok() {
         end(options, &engine, &mut ends, &phase).await
     } else {
         tracing::info!("exiting: not all models were loaded");
@@ -201,7 +201,7 @@ async fn serve(
     phase.send_replace(Phase::Stopping);
     close(open, (&engine, push), &mut ends).await;
     tslog.stop(if ends.seen < 2 { LAST_LINES } else { HURRIED });
-    loaded.and_then(|()| check_finished(unfinished))
+    loaded.and(finished)
 }
 
 /// Waits until the listeners have sent the last responses and the exporters the last traces and metrics, each within its limit.
@@ -221,13 +221,13 @@ async fn close(listeners: Vec<JoinHandle<()>>, (engine, push): (&Engine, Option<
     ends.wait(LAST_EXPORTS + LOGGED, last).await;
 }
 
-/// Returns an error if requests or sequences were unfinished when the exit timeout expired.
-fn check_finished(unfinished: Unfinished) -> Result<(), String> {
+/// Returns an error if requests or sequences were unfinished when the exit timeout expired or a second signal came.
+fn check_finished(unfinished: Unfinished, ends: &Ends) -> Result<(), String> {
+    let why = if ends.seen < 2 { "Exit timeout expired" } else { "A second signal has ended the wait" };
     match unfinished {
         Unfinished { requests: 0, sequences: 0 } => Ok(()),
         Unfinished { requests, sequences } => Err(format!(
-            "Exit timeout expired. Exiting immediately. {requests} requests were not answered, {sequences} sequences not \
-             finished"
+            "{why}. Exiting immediately. {requests} requests were not answered, {sequences} sequences not finished"
         )),
     }
 }
@@ -289,7 +289,10 @@ fn metric_logs(options: &Options, names_mode: bool) -> tslog::Settings {
 }
 
 /// Reports the server as not ready for the exit delay, then drains it. A second signal ends the waiting.
-async fn end(options: &Options, engine: &Engine, ends: &mut Ends, phase: &watch::Sender<Phase>) -> Unfinished {
+///
+/// # Errors
+/// Requests or sequences were left.
+async fn end(options: &Options, engine: &Engine, ends: &mut Ends, phase: &watch::Sender<Phase>) -> Result<(), String> {
     let (delay, timeout) = (options.general.exit_delay_secs, options.general.exit_timeout_secs);
     if !delay.is_zero() {
         tracing::info!("exiting: no longer ready, serving for {} s more", delay.as_secs());
@@ -304,16 +307,24 @@ async fn end(options: &Options, engine: &Engine, ends: &mut Ends, phase: &watch:
 }
 
 /// Refuses new requests and finishes those in flight within `timeout`. A signal aborts the wait.
-async fn finish(timeout: Duration, engine: &Engine, ends: &mut Ends, phase: &watch::Sender<Phase>) -> Unfinished {
+///
+/// # Errors
+/// As [`end`].
+async fn finish(
+    timeout: Duration,
+    engine: &Engine,
+    ends: &mut Ends,
+    phase: &watch::Sender<Phase>,
+) -> Result<(), String> {
     engine.refuse();
     phase.send_replace(Phase::Draining);
     let shutting_down = engine.shut_down(timeout);
     tokio::pin!(shutting_down);
     tokio::select! {
-        unfinished = &mut shutting_down => return unfinished,
+        unfinished = &mut shutting_down => return check_finished(unfinished, ends),
         () = ends.next() => engine.abort_drain(),
     }
-    shutting_down.await
+    check_finished(shutting_down.await, ends)
 }
 
 /// Reports models that failed to load, as an error with `--exit-on-error`.

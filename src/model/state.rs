@@ -144,7 +144,8 @@ fn state(proto: &proto::ModelConfig, raw: &State, output: usize) -> Result<State
         return wrong("must specify 'dims'");
     }
     if !raw.dims.iter().all(|&dim| dim >= 1 || dim == -1) {
-        return wrong("dimension must be integer >= 1, or -1 to indicate a variable-size dimension");
+        let rule = "dimension must be integer >= 1, or -1 to indicate a variable-size dimension";
+        return error(format!("state '{name}' {rule} for {model}: {:?} is given", raw.dims));
     }
     if proto.input.iter().any(|input| input.name == name) || is_made_by_server(proto, name) {
         return wrong("is listed as an input too");

@@ -27,7 +27,8 @@ pub(super) fn config(proto: proto::ModelConfig) -> Result<ModelConfig, ConfigErr
         return error(format!("must specify 'platform' or 'backend' for '{name}'"));
     }
     let Ok(max_batch_size) = u32::try_from(proto.max_batch_size) else {
-        return error(format!("'max_batch_size' must be non-negative value for {name}"));
+        let given = proto.max_batch_size;
+        return error(format!("'max_batch_size' must be non-negative value for {name}: {given} is given"));
     };
     let (decoupled, cache) = (decoupled(&proto), proto.response_cache.is_some_and(|cache| cache.enable));
     check_cache(&proto, cache, decoupled)?;
@@ -234,12 +235,16 @@ fn check_io(proto: &proto::ModelConfig, io: &Io<'_>) -> Result<(), ConfigError> 
         return wrong("must specify 'dims'");
     }
     let is_dim = |dim: &i64| *dim >= 1 || *dim == -1;
+    let wrong_dims = |what: &str, dims: &[i64]| {
+        let rule = "must be integer >= 1, or -1 to indicate a variable-size dimension";
+        error(format!("model {role} '{name}' {what} {rule} for {model}: {dims:?} is given"))
+    };
     if !dims.iter().all(is_dim) {
-        return wrong("dimension must be integer >= 1, or -1 to indicate a variable-size dimension");
+        return wrong_dims("dimension", dims);
     }
     let Some(reshape) = reshape.map(|reshape| reshape.shape.as_slice()) else { return Ok(()) };
     if !reshape.iter().all(is_dim) {
-        return wrong("reshape dimensions must be integer >= 1, or -1 to indicate a variable-size dimension");
+        return wrong_dims("reshape dimensions", reshape);
     }
     if reshape.is_empty() && proto.max_batch_size == 0 {
         return wrong("cannot have empty reshape for non-batching model as scalar tensors are not supported");

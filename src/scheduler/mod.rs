@@ -134,6 +134,8 @@ pub enum RejectReason {
     SequenceLost,
     /// The instance that executed an iterative request was lost.
     RequestLost,
+    /// A request of the sequence that waited before this one was cancelled.
+    SequenceCancelled,
     /// The sequence waited for a slot longer than the timeout of one of its requests.
     SequenceTimeout,
 }
@@ -155,6 +157,14 @@ impl RejectReason {
                      again with the START flag"
                 );
                 unavailable(Reason::InstanceLost, &text)
+            }
+            Self::SequenceCancelled => {
+                // Triton's code; its text is empty.
+                let text = format!(
+                    "sequence {sequence} of model '{model}' was ended: one of its waiting requests was cancelled; start it \
+                     again with the START flag"
+                );
+                InferError { message: text, ..InferError::cancelled() }
             }
             Self::RequestLost => {
                 let text = format!(
@@ -183,7 +193,7 @@ impl RejectReason {
             Self::Exiting => unavailable(
                 Reason::NotReady,
                 "Server exiting: the request was not finished within the time that the server waits for requests in \
-                 flight (--exit-timeout-secs)",
+                 flight (--exit-timeout-secs, or until a second signal)",
             ),
         }
     }

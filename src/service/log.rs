@@ -69,7 +69,10 @@ pub const WRONG_LOG_FORMAT: &str = "invalid argument for --log_format";
 /// # Errors
 /// INVALID_ARG with Triton's text.
 pub fn log_format(name: &str) -> Result<LogFormat, InferError> {
-    LogFormat::from_name(name).ok_or_else(|| InferError::invalid(format!("{WRONG_LOG_FORMAT}, got: {name}")))
+    LogFormat::from_name(name).ok_or_else(|| {
+        let allowed = LogFormat::ALL.map(LogFormat::name).join(", ");
+        InferError::invalid(format!("{WRONG_LOG_FORMAT}, got: {name}; allowed are {allowed}"))
+    })
 }
 
 /// Returns the error for a log setting that clients cannot change: the file, or an unknown one.

@@ -4,8 +4,10 @@
 mod device;
 mod health;
 mod instances;
+mod outage;
 mod warmup;
 
+use std::any::Any;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -39,6 +41,7 @@ use device::DeviceShare;
 use health::Health;
 use instances::{InstanceHealth, Stop};
 pub(crate) use instances::{InstanceStatus, Instances};
+use outage::{Loss, Next};
 pub(crate) use warmup::WarmUp;
 use warmup::{Warming, warm_up_failed};
 
@@ -62,6 +65,8 @@ pub(crate) struct Plan {
     /// The memory that is reserved for the instances that are started with these settings. Counted until all their processes have
     /// ended, even if their load is cancelled.
     pub(crate) _memory: Option<Arc<MemoryShare>>,
+    /// The files of the model. Kept until all their processes have ended, even if their load is cancelled.
+    pub(crate) _files: Arc<dyn Any + Send + Sync>,
     /// Starts their processes.
     pub(crate) workers: Arc<dyn StartWorkers>,
     pub(crate) directory: PathBuf,
@@ -147,10 +152,12 @@ impl Instance {
                 self.perform(action, &mut machine, &mut running).await;
             }
             if let Some(running) = running.as_mut().filter(|_| wanted == Stop::Now) {
+                running.killed = true;
                 let _ = running.process.start_kill();
             }
             self.show(machine.state());
             if matches!(machine.state(), State::Failed | State::Stopped) && running.is_none() {
+                record::worker_removed(&self.plan.cache, &self.driver.series, self.id.0);
                 return self.take_out_of_service();
             }
             let tick = next_tick();
@@ -183,6 +190,8 @@ impl Instance {
                 let of_device = self.placement.device.is_some()
                     && matches!(reason, LossReason::DeviceLost(_) | LossReason::LoadFailed(_));
                 self.health.set_failure(of_device.then(|| reason.to_string()));
+                let (reason, next) = (reason.to_string(), Next::of(machine.state()));
+                self.health.set_loss(Some(Loss { reason, at: clock::now(), next }));
                 self.health.broken.store(self.losses >= LOSSES_UNTIL_BROKEN, Ordering::Relaxed);
                 if !self.all.can_serve() {
                     self.driver.reject_if_alone();
@@ -272,6 +281,7 @@ impl Instance {
         self.losses = 0;
         self.health.lost.store(0, Ordering::Relaxed);
         self.health.set_failure(None);
+        self.health.set_loss(None);
         let load_ms = clock::now().ns_since(running.started) / 1_000_000;
         record::worker_loaded(&self.plan.cache, &self.driver.series, self.id.0, load_ms);
         if !self.health.passive {
@@ -302,6 +312,7 @@ impl Instance {
             record::instance_state(&self.driver.series, self.reported, now);
             self.reported = now;
             self.health.reported.store(now.map_or(0, |state| state as u8 + 1), Ordering::Relaxed);
+            self.health.set_next(Next::of(state));
         }
     }
 
@@ -376,6 +387,13 @@ impl Instance {
             running.link.release_unused();
             running.link.ring.tick(&self.plan.cache, &self.driver.series);
             if running.kill_at.is_some_and(|at| at <= clock::now()) {
+                if !std::mem::replace(&mut running.killed, true) {
+                    tracing::warn!(
+                        instance = %self.name(),
+                        "worker killed: it did not end within {STOP_TIMEOUT:?} of the request to stop, for example because its \
+                         model's `finalize` took longer"
+                    );
+                }
                 let _ = running.process.start_kill();
             }
         }

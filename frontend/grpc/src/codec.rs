@@ -82,7 +82,13 @@ fn request_parameter(
         "sequence_start" => request.sequence_start = flag(&key, choice)?,
         "sequence_end" => request.sequence_end = flag(&key, choice)?,
         "priority" => request.priority = whole(&key, choice, "int64_param or uint64_param")?,
-        "timeout" => request.timeout_us = whole(&key, choice, "int64_param")?,
+        "timeout" => {
+            request.timeout_us = match choice {
+                // As in Triton: a negative number becomes one that is too large to expire.
+                Some(ParameterChoice::Int64Param(timeout)) => timeout.cast_unsigned(),
+                choice => whole(&key, choice, "int64_param")?,
+            }
+        }
         "triton_enable_empty_final_response" => request.empty_final_response = flag(&key, choice)?,
         reserved if reserved.starts_with("triton_") => {
             return Err(InferError::invalid(

@@ -64,6 +64,12 @@ fn typed_contents_become_little_endian_bytes() {
 }
 
 #[test]
+fn a_negative_timeout_never_expires() {
+    let message = with_parameter("timeout", choice(ParameterChoice::Int64Param(-1)));
+    assert_eq!(decode(message).unwrap().timeout_us, u64::MAX);
+}
+
+#[test]
 fn decodes_raw_contents_and_parameters() {
     let mut message = request(vec![tensor("FP16", None), tensor("BYTES", None)], vec![&[1, 2], &[0, 0, 0, 0]]);
     message.id = "7".into();

@@ -90,6 +90,18 @@ pub(super) async fn operate<S: Service>(
     }
 }
 
+/// `POST /v2/repository/R/models/M/load` and `/unload`. Triton has these paths and refuses the name of the repository; the name in
+/// the path of an index has no effect.
+pub(super) async fn operate_in(PathParameters(operation): PathParameters) -> Answer {
+    let named = operation.as_deref().and_then(|parts| parts.last()?.rsplit_once('/'));
+    match named {
+        Some((_, "load" | "unload")) => {
+            Err(InferError::unsupported("'repository_name' specification is not supported").into())
+        }
+        _ => Ok(super::not_found()),
+    }
+}
+
 async fn load<S: Service>(edge: &Edge<S>, model: &str, body: Body) -> Answer {
     let body = whole(edge, body).await?;
     answer::done(edge.service.load_model(model, load_parameters(&body)?).await)

@@ -30,10 +30,16 @@ pub(crate) fn table<S: Service, G: Gate>(edge: Edge<S>, gate: G) -> Routes<G> {
     let trace_of_model = get(trace::get_of::<S>).post(trace::post_of::<S>);
     let router = router
         .route("/v2/repository/index", Route::RepositoryIndex, post(repository::index::<S>))
+        .route("/v2/repository/{repository}/index", Route::RepositoryIndex, post(repository::index::<S>))
         .route(
             "/v2/repository/models/{*operation}",
             RouteOf::Path(repository::route_of_operation),
             post(repository::operate::<S>),
+        )
+        .route(
+            "/v2/repository/{repository}/models/{*operation}",
+            RouteOf::Path(repository::route_of_operation),
+            post(repository::operate_in),
         )
         .route("/v2/trace/setting", Route::TraceSetting, get(trace::get::<S>).post(trace::post::<S>))
         .route("/v2/models/{model}/trace/setting", Route::TraceSetting, trace_of_model)
@@ -76,6 +82,9 @@ mod tests {
             ("/v2/repository/models/m/load", Route::RepositoryLoad),
             ("/v2/repository/models/m%2Fload", Route::RepositoryLoad),
             ("/v2/repository/models/a/../b/unload", Route::RepositoryUnload),
+            ("/v2/repository/r/index", Route::RepositoryIndex),
+            ("/v2/repository/r/models/m/load", Route::RepositoryLoad),
+            ("/v2/repository/r/models/m/unload", Route::RepositoryUnload),
             ("/v2/cudasharedmemory/region/r/register", Route::CudaSharedMemoryRegister),
             ("/v2/systemsharedmemory/region/r/status", Route::SystemSharedMemoryStatus),
             ("/v1/models/m", Route::ModelReady),
@@ -106,6 +115,9 @@ mod tests {
             "/v2/repository/index/",
             "/v2/repository",
             "/v2/repository/models/",
+            "/v2/repository/r",
+            "/v2/repository/r/models/",
+            "/v2/repository/r/s/index",
             "/v2/%72epository/index",
             "/v2/health",
             "/v2/health/ready/x",

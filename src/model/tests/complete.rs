@@ -262,7 +262,7 @@ fn schedulers_that_cannot_work_are_refused() {
             format!("{io} name: 'other'"),
             "unexpected directory name 'm' for model 'other', directory name must equal model name",
         ),
-        (format!("{io} max_batch_size: -1"), "'max_batch_size' must be non-negative value for m"),
+        (format!("{io} max_batch_size: -1"), "'max_batch_size' must be non-negative value for m: -1 is given"),
         (
             dynamic("preferred_batch_size: [8]"),
             "dynamic batching preferred size must be <= max batch size for m: 8 is given, the maximum is 4",
@@ -306,11 +306,11 @@ fn tensors_that_cannot_work_are_refused() {
         (with_input(""), "model input 'INPUT0' must specify 'dims' for m"),
         (
             with_input("dims: [0]"),
-            "model input 'INPUT0' dimension must be integer >= 1, or -1 to indicate a variable-size dimension for m",
+            "model input 'INPUT0' dimension must be integer >= 1, or -1 to indicate a variable-size dimension for m: [0] is given",
         ),
         (
             format!("{input} output {{ name: 'O' data_type: TYPE_INT32 dims: [-2] }}"),
-            "model output 'O' dimension must be integer >= 1, or -1 to indicate a variable-size dimension for m",
+            "model output 'O' dimension must be integer >= 1, or -1 to indicate a variable-size dimension for m: [-2] is given",
         ),
         (
             with_input("dims: [16] reshape { shape: [3,5] }"),

@@ -37,7 +37,8 @@ fn the_name_of_the_directory_is_compared_last() {
         assert!(error.contains(expected), "{more}: {error}");
     }
     let negative = named.replace("max_batch_size: 4", "max_batch_size: -1");
-    assert_eq!(complete("m", &negative).unwrap_err(), "'max_batch_size' must be non-negative value for other");
+    let expected = "'max_batch_size' must be non-negative value for other: -1 is given";
+    assert_eq!(complete("m", &negative).unwrap_err(), expected);
 }
 
 #[test]

@@ -86,7 +86,7 @@ fn invalid_states_are_refused() {
         (state("input_name: 'S' output_name: 'T' data_type: TYPE_FP32"), "state 'S' must specify 'dims' for m"),
         (
             state("input_name: 'S' output_name: 'T' data_type: TYPE_FP32 dims: [0]"),
-            "state 'S' dimension must be integer >= 1, or -1 to indicate a variable-size dimension for m",
+            "state 'S' dimension must be integer >= 1, or -1 to indicate a variable-size dimension for m: [0] is given",
         ),
         (state(&STATE.replace("'S'", "'X'")), "state 'X' is listed as an input too for m"),
         (

@@ -2,12 +2,14 @@
 
 import base64
 import json
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from faults.isolated import Isolated, missing
 from harness.inference import one
+from harness.models import write
 from harness.server import MODELS
 from harness.waiting import eventually
 
@@ -22,10 +24,10 @@ FULL, READ_ONLY = "No space left on device", "Read-only file system"
 class OnDisk(Isolated):
     """A server whose temporary directory is on a small file system; with `logs`, its metric logs and traces as well."""
 
-    def __init__(self, folder, logs: bool):
+    def __init__(self, folder, logs: bool, *more):
         self.disk = folder / "disk"
         self.disk.mkdir()
-        options = ["--model-control-mode=explicit", "--load-model=identity_fp32", "--metrics-mode=tslog"]
+        options = ["--model-control-mode=explicit", "--load-model=identity_fp32", "--metrics-mode=tslog", *more]
         if logs:
             options += [f"--trace-config=triton,file={self.disk}/trace.json", "--trace-config=rate=1", "--trace-config=level=TIMESTAMPS"]
         super().__init__("mount", f"mount -t tmpfs -o size={SIZE} tmpfs {self.disk}\nmkdir {self.disk}/tmp", folder, [MODELS], options)
@@ -80,6 +82,43 @@ def test_a_full_disk_costs_logs_and_loads_and_no_request(tmp_path):
             return server.seen("logs/ts_metrics.log").stat().st_size > before
 
         eventually("lines are written again", written)
+
+
+PYTHON = '''backend: "python"
+input [ { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] } ]
+output [ { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] } ]
+'''
+
+
+def python_model(folder, config=PYTHON) -> str:
+    """Writes a model in Python; returns the option of its repository."""
+    write(folder / "python", "p", config)
+    (folder / "python/p/1/model.py").write_text("class TritonPythonModel:\n    pass\n")
+    return f"--model-repository={folder / 'python'}"
+
+
+def test_a_sandbox_without_space_for_temporary_files(tmp_path):
+    """The reason names the directory and its variable, and not a process that ended: none was started."""
+    options = [python_model(tmp_path), "--worker-sandbox=auto", "--disable-auto-complete-config"]
+    with OnDisk(tmp_path, False, *options) as server:
+        server.inside(f"head -c {2 * SIZE} /dev/zero > {server.disk}/fill || true")
+        status, answer = server.ask("POST", "/v2/repository/models/p/load")
+        why = "the worker process could not be started: no directory for its temporary files (TMPDIR of the server): "
+        assert status == 400 and f"{why}'{server.disk}/tmp/pharos-worker-" in answer and FULL in answer, answer
+        assert "Stub process" not in answer
+
+
+def test_an_environment_without_space(tmp_path):
+    """The reason names the folder, the file and the cause."""
+    (tmp_path / "big").write_bytes(bytes(2 * SIZE))
+    with tarfile.open(tmp_path / "packed.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "big", "lib/big")
+    config = f'{PYTHON}parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{tmp_path}/packed.tar.gz" }} }}'
+    cache = tmp_path / "disk/environments"
+    with OnDisk(tmp_path, False, python_model(tmp_path, config), f"--environment-cache-directory={cache}") as server:
+        status, answer = server.ask("POST", "/v2/repository/models/p/load")
+        assert status == 400 and f"it cannot be unpacked into '{cache}/pharos-environments': failed to unpack" in answer, answer
+        assert "lib/big" in answer and FULL in answer, answer
 
 
 def test_a_disk_that_becomes_read_only(tmp_path):

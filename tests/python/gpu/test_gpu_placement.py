@@ -216,11 +216,11 @@ def test_a_lost_gpu_and_its_return(world):
     def readiness():
         return server.get("/v2/models/first/ready")[1]
 
-    about = "Model version not ready: instance group g of model first: GPU 0 (GPU-a) "
+    about = "Model version not ready: 0 of 1 instances run; last failure: instance group g of model first: GPU 0 (GPU-a) "
     eventually("readiness reports the reason", lambda: about in readiness())
     eventually("it was tried again", lambda: "cannot be used" in readiness())
     assert "GPUs that can be used: 1 (GPU-b)" in readiness()
-    eventually("requests report the reason too", lambda: about.partition(": ")[2] in str(server.infer("first", REQUEST)))
+    eventually("requests report the reason too", lambda: about.partition("failure: ")[2] in str(server.infer("first", REQUEST)))
     assert server.infer("first", REQUEST)[0] == 503
     assert server.get("/v2/models/both/ready")[0] == 200
     eventually("the other instance has all", lambda: set(world.places("both", 1)) == {"both_0_1"})

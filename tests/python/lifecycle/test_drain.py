@@ -167,6 +167,22 @@ def test_requests_that_wait_at_the_timeout(start, repository):
     assert "Exit timeout expired. Exiting immediately. 6 requests were not answered" in server.log_tail()
 
 
+def test_a_second_signal_is_the_reason(start, repository):
+    """It ends the wait: the request gets an error at once, and the log names the signal and not the timeout."""
+    server = start([], repository=repository)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        future = pool.submit(server.infer, "hang", one("UINT8", [1], [1]))
+        until_received(server, "hang", 1)
+        begin_exit(server)
+        server.process.send_signal(signal.SIGTERM)
+        status, answer = future.result()
+    assert status == 503 and "or until a second signal" in answer["error"], answer
+    assert server.process.wait(DEADLINE_S) == 1
+    log = server.log_tail()
+    assert "A second signal has ended the wait. Exiting immediately. 1 requests were not answered, 0 sequences not finished" in log
+    assert "Exit timeout expired" not in log
+
+
 def test_readiness_ends_first(start, repository):
     """`--exit-delay-secs`: the server is not ready but serves until the delay has passed."""
     server = start([], "--exit-delay-secs=5", repository=repository)

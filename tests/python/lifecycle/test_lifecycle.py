@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import os
+import re
 import signal
 import threading
 
@@ -152,8 +153,14 @@ def test_requests_do_not_wait_for_an_instance_that_does_not_start(start, tmp_pat
     kill_the_worker(server)
     eventually("requests are refused", lambda: "not at ready state" in str(server.infer("m", request)))
     assert server.infer("m", request)[0] == 503
+    outage = re.compile(r"0 of 1 instances run; last failure: .*model\.onnx.*; (next start (in \d\.\d s|after the end of the lost process)|starting now)")
+    assert outage.fullmatch(server.index()["m"][0]["reason"]), server.index()
+    assert server.index()["m"][0]["state"] == "READY", "requests may wait for it"
+    status, text = server.get("/v2/models/m/ready")
+    assert status == 400 and outage.search(text), text
     (tmp_path / "aside").rename(folder / "m/1/model.onnx")
     eventually("the model serves again", lambda: server.infer("m", request)[0] == 200)
+    assert "reason" not in server.index()["m"][0]
     server.stop()
 
 

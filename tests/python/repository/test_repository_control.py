@@ -77,6 +77,18 @@ def infer(world, name: str, version="") -> tuple:
     return status, json.loads(text)
 
 
+def test_only_an_index_may_name_a_repository(start):
+    """As in Triton, the name in the path of an index has no effect, and a load or an unload with one is refused."""
+    server = start(["identity_fp32"], "--model-control-mode=explicit", "--load-model=identity_fp32")
+    status, text = server.ask("POST", "/v2/repository/r/index")
+    assert (status, text) == server.ask("POST", "/v2/repository/index") and status == 200
+    for verb in ("load", "unload"):
+        status, text = server.ask("POST", f"/v2/repository/r/models/identity_fp32/{verb}")
+        assert status == 501 and "'repository_name' specification is not supported" in text, text
+    assert server.ask("POST", "/v2/repository/r/models/identity_fp32/other")[0] == 404
+    assert server.ask("POST", "/v2/repository/r/s/index")[0] == 404
+
+
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_tritonclient(serve, protocol):
     """Every call of the repository extension, in all its forms."""
@@ -332,6 +344,8 @@ def test_instances_change_in_place(serve):
             assert first <= world.server.workers()
             ready = lambda: total(world.server.scrape(), "pharos_instances", model="m", state="ready")  # noqa: E731
             eventually("the gauge has this number", lambda count=count: ready() == count)
+            of_workers = lambda: sum(name == "WorkerLoadTime" for name, _ in world.server.scrape())  # noqa: E731
+            eventually("each worker has a load time, and no other", lambda count=count: of_workers() == count)
     assert load.failed == []
     assert world.count("m") == [200, {"1": len(load.took) + 1}]
     assert world.server.workers() == first

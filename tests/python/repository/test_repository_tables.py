@@ -157,6 +157,7 @@ def normal(row):
     row = re.sub(r"^(failed to parse the request JSON buffer).*", r"\1", row)
     row = re.sub(r"^.*(attempt to access JSON non-string as string)$", r"\1", row)
     row = re.sub(r"^(explicit model load / unload is not allowed if polling is enabled); the model control mode is .*", r"\1", row)
+    row = re.sub(r"(contains models that are not available or ambiguous: [^:\n]+): .*", r"\1", row, flags=re.S)
     row = re.sub(r"^(unexpected error on creating Triton parameter).*", r"\1", row)
     return row.rstrip("\n")
 

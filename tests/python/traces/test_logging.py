@@ -46,7 +46,7 @@ def test_settings_over_http(quiet):
         ({"log_file": "x"}, 501, "log file location can not be updated through network protocol"),
         ({"log_info": 1}, 500, "Unable to parse 'log_info': attempt to access JSON non-boolean as boolean"),
         ({"log_error": False, "log_verbose_level": -1}, 500, "Unable to parse 'log_verbose_level'"),
-        ({"log_format": "xml"}, 503, "invalid argument for --log_format, got: xml"),
+        ({"log_format": "xml"}, 503, "invalid argument for --log_format, got: xml; allowed are default, ISO8601, json"),
         ({"log_color": True}, 400, "unknown log setting 'log_color'; allowed: log_info"),
         ([], 500, "failed to parse the request JSON buffer"),
     ]:
@@ -70,7 +70,7 @@ def test_tritons_clients(quiet):
         for wrong, text in [
             ({"log_file": "x"}, "log file location can not be updated through network protocol"),
             ({"log_color": True}, "unknown log setting 'log_color'"),
-            ({"log_format": "xml"}, "invalid argument for --log_format, got: xml"),
+            ({"log_format": "xml"}, "invalid argument for --log_format, got: xml; allowed are default, ISO8601, json"),
         ]:
             with pytest.raises(InferenceServerException, match=re.escape(text)):
                 client.update_log_settings(wrong)

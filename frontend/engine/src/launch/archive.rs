@@ -17,6 +17,7 @@ use rustix::io::Errno;
 
 use super::conda::relocate;
 use super::unpack::{Limits, unpack};
+use pharos_os::client::deepest;
 use pharos_os::clock;
 use pharos_os::directories;
 use pharos_os::removal::remove_tree;
@@ -85,7 +86,10 @@ pub(super) fn unpacked(
         lock.set_len(0).and_then(|()| remove(&path)).map_err(in_folder)?;
         tracing::info!("unpacking the environment '{}' into '{}'", archive.display(), path.display());
         file.rewind().map_err(unreadable)?;
-        let whole = unpack(file, &path, &Limits::default()).map_err(|error| format!("it cannot be unpacked: {error}"));
+        // The errors of `tar` name only the file.
+        let refused =
+            |error: io::Error| format!("it cannot be unpacked into '{}': {}", folder.display(), deepest(&error));
+        let whole = unpack(file, &path, &Limits::default()).map_err(refused);
         let owned = whole.and_then(|()| cache.user.map_or(Ok(()), |user| user.give(&path)).map_err(in_folder));
         if let Err(error) = owned.and_then(|()| relocate(&path, interpreter(&path)?)) {
             let _ = remove(&path);

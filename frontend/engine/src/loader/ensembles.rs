@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use pharos::ensemble::{self, Dependencies, Plan, Stages};
+use pharos::ensemble::{self, Dependencies, Plan, Stages, Step};
 use pharos::id::ModelVersion;
 use pharos::metrics::record;
 use pharos::model::ModelConfig;
-use pharos::repository::{DUPLICATE, States};
+use pharos::repository::{DUPLICATE, States, VersionStatus};
 
 use super::Loader;
 use super::load::{Unserved, labels, log_warnings, read_cache};
@@ -16,7 +16,7 @@ use super::prepare::{Prepared, Version};
 use crate::cache::{Files, ModelCache};
 use crate::ensemble::{Ensemble, Members};
 use crate::serving::{Executor, Serving, Snapshot};
-use pharos_os::clock;
+use pharos_os::{blocking, clock};
 
 impl Loader {
     /// Loads a version of an ensemble; the loads of its members have ended, successfully or not.
@@ -24,7 +24,7 @@ impl Loader {
     /// # Errors
     /// A member is missing or not ready, or the members do not fit together.
     pub(super) async fn load_ensemble(
-        &self,
+        self: &Arc<Self>,
         (prepared, version): (&Prepared, &Version),
         plan: Plan,
         number: u64,
@@ -32,7 +32,10 @@ impl Loader {
         let began = clock::now();
         let directory = &version.directory;
         let config = prepared.configuration.known().ok_or("code cannot complete an ensemble")?;
-        let members = self.members(config, &plan)?;
+        let members = match self.members(&plan) {
+            Ok(members) => members,
+            Err(step) => return Err(self.unavailable(&config.name, step).await),
+        };
         let configs: Vec<&ModelConfig> = members.iter().map(|member| &*member.config).collect();
         ensemble::check(config, &plan, &configs)?;
         let decoupled: Vec<bool> = configs.iter().map(|member| member.decoupled).collect();
@@ -73,14 +76,27 @@ impl Loader {
         })
     }
 
-    /// Returns the serving members in the order of the steps.
-    fn members(&self, config: &ModelConfig, plan: &Plan) -> Result<Vec<Arc<Serving>>, String> {
-        let table = self.models.snapshot();
-        let found = plan.steps().iter().map(|step| {
-            let member = self.models.member(step);
-            member.map_err(|_| unavailable(&table, &config.name, (&step.model, step.version)))
+    /// Returns the serving members in the order of the steps, or the first step whose model does not serve.
+    fn members<'a>(&self, plan: &'a Plan) -> Result<Vec<Arc<Serving>>, &'a Step> {
+        plan.steps().iter().map(|step| self.models.member(step).map_err(|_| step)).collect()
+    }
+
+    /// Returns why the model of a step cannot be used. The table forgets some models that could not be prepared; their files are
+    /// read again for the reason.
+    async fn unavailable(self: &Arc<Self>, ensemble: &str, step: &Step) -> String {
+        let (text, known) = unavailable(&self.models.snapshot(), ensemble, (&step.model, step.version));
+        if known {
+            return text;
+        }
+        let (loader, member) = (self.clone(), step.model.clone());
+        let prepared = blocking::run(move || {
+            let overrides = loader.models.snapshot().overrides.get(&member).cloned();
+            loader.prepare(&member, overrides.as_deref()).map(drop)
         });
-        found.collect()
+        match prepared.await {
+            Ok(Err(error)) => format!("{text}: {}", error.reason()),
+            _ => text,
+        }
     }
 
     /// Returns the response cache of an ensemble, if the server has one and the configuration enables it. Its keys depend on the
@@ -130,30 +146,43 @@ pub(super) fn hopeless(dependencies: &Dependencies, known: &States, ensemble: &s
     Some(format!("circular dependency between ensembles: {first} -> ... -> {last} -> {first}{whole}"))
 }
 
-/// Returns why a member cannot be used. Triton has different texts for ensembles and for loaded models.
-fn unavailable(table: &Snapshot, ensemble: &str, (member, version): (&str, Option<u64>)) -> String {
+/// Returns that a member cannot be used, and whether the text contains the reason. Triton has different texts for ensembles and for
+/// loaded models; other reasons follow its text.
+fn unavailable(table: &Snapshot, ensemble: &str, (member, version): (&str, Option<u64>)) -> (String, bool) {
     let depends = format!("ensemble '{ensemble}' depends on '{member}'");
-    let status = table.states.model(member).filter(|status| !status.failure.starts_with(DUPLICATE));
-    let Some(status) = status else {
-        return format!("ensemble {ensemble} contains models that are not available or ambiguous: {member}");
+    let status = table.states.model(member);
+    let Some(status) = status.filter(|status| !status.failure.starts_with(DUPLICATE)) else {
+        let text = format!("ensemble {ensemble} contains models that are not available or ambiguous: {member}");
+        return match status {
+            Some(ambiguous) => (format!("{text}: {}", ambiguous.failure), true),
+            None => (text, false),
+        };
     };
     let shown = version.or_else(|| status.versions.keys().next_back().copied());
-    let of_version = shown.and_then(|version| status.versions.get(&version));
-    let why = of_version.map_or("", |status| status.reason.as_str());
+    let of_version = shown.and_then(|version| Some((version, status.versions.get(&version)?)));
+    let why = of_version.map_or("", |(_, status)| status.reason.as_str());
     let is_ensemble = table.dependencies.members(member).next().is_some();
     let failure = if status.failure.is_empty() && is_ensemble { why } else { &status.failure };
     if !failure.is_empty() {
-        return format!("{depends} which is not valid. Model '{member}' failed with error: {failure}");
+        return (format!("{depends} which is not valid. Model '{member}' failed with error: {failure}"), true);
     }
     let what = match version {
         Some(version) => format!("whose required version {version} is not loaded"),
         None => "which has no loaded version".to_owned(),
     };
-    match (shown, why) {
-        (Some(version), why) if !why.is_empty() => format!(
-            "{depends} {what}. Model '{member}' loading failed with error: version {version} is at UNAVAILABLE state: {why}"
-        ),
-        _ => format!("{depends} {what}"),
+    match of_version {
+        Some((version, VersionStatus { reason, .. })) if !reason.is_empty() => {
+            let error = format!("loading failed with error: version {version} is at UNAVAILABLE state: {reason}");
+            (format!("{depends} {what}. Model '{member}' {error}"), true)
+        }
+        Some((version, VersionStatus { state, .. })) => {
+            (format!("{depends} {what}: version {version} is at {} state", state.as_str()), true)
+        }
+        None if status.versions.is_empty() => (format!("{depends} {what}"), false),
+        None => {
+            let known: Vec<String> = status.versions.keys().map(u64::to_string).collect();
+            (format!("{depends} {what}: known versions: {}", known.join(", ")), true)
+        }
     }
 }
 

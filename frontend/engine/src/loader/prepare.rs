@@ -235,8 +235,16 @@ fn prepare(
     let policy = configuration.version_policy().map_err(|error| unreadable(error.to_string()))?;
     let wanted = repository::select(&policy, &present);
     if wanted.is_empty() {
-        let there =
-            if present.is_empty() { "no version directories".to_owned() } else { format!("versions {present:?}") };
+        let there = match &policy {
+            _ if present.is_empty() => "no version directories".to_owned(),
+            VersionPolicy::Latest(count) => {
+                format!("versions {present:?}, and its 'version_policy' selects the latest {count}")
+            }
+            VersionPolicy::Specific(named) => {
+                format!("versions {present:?}, and its 'version_policy' selects {named:?}")
+            }
+            VersionPolicy::All => format!("versions {present:?}"),
+        };
         let place = model_files.path().display();
         return Err(PrepareError::NoVersion(format!("no version to run: '{place}' has {there}")));
     }

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::InferRequest;
-use pharos::repository::Override;
+use pharos::repository::{Override, parse_version};
 use pharos::wire::Verb;
 
 use super::Loader;
@@ -53,7 +53,13 @@ impl Models for Loader {
     fn manage(self: Arc<Self>, model: String, verb: Verb) -> BoxFuture<Result<bool, InferError>> {
         Box::pin(async move {
             match verb {
-                Verb::IsReady(version) => Ok(self.models.check_ready(&model, &version).await),
+                Verb::IsReady(version) => {
+                    // As in Triton, a malformed version is an error, also of an unknown model.
+                    if !version.is_empty() {
+                        parse_version(&version)?;
+                    }
+                    Ok(self.models.check_ready(&model, &version).await)
+                }
                 Verb::Unload(dependents) => self.unload_model(&model, dependents).await.map(|()| true),
                 Verb::Load(files) => {
                     let overrides = Override::new(files.into_iter().map(|(name, bytes)| (name, Bytes::from(bytes))));

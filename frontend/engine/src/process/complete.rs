@@ -48,8 +48,7 @@ pub(crate) async fn complete(
 ) -> Result<String, String> {
     let Question { model, text, threads, limit } = question;
     let failed = |why: String| format!("auto-complete of model '{model}' failed: {why}");
-    let files = TemporaryFiles::new(launch.user.as_deref())
-        .map_err(|error| failed(format!("no temporary directory: {error}")))?;
+    let files = TemporaryFiles::new(launch.user.as_deref()).map_err(|error| failed(error.to_string()))?;
     let out = files.path().join("answer.json");
     let inherited = fork_servers.inherited(launch).unwrap_or(Inherited { threads, gpus: None });
     let start = || Start {

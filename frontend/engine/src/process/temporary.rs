@@ -23,10 +23,15 @@ impl TemporaryFiles {
     /// # Errors
     /// The directory cannot be created or given to the user.
     pub(crate) fn new(user: Option<&WorkerUser>) -> io::Result<Self> {
-        let parent = Temporary::new(Kind::WORKER)?;
+        let refused = |error: io::Error| {
+            let text = format!("no directory for its temporary files (TMPDIR of the server): {error}");
+            io::Error::new(error.kind(), text)
+        };
+        let parent = Temporary::new(Kind::WORKER).map_err(refused)?;
         let path = parent.path().join("files");
-        DirBuilder::new().mode(0o700).create(&path)?;
-        user.map_or(Ok(()), |user| user.give(&path))?;
+        let made = DirBuilder::new().mode(0o700).create(&path);
+        let given = made.and_then(|()| user.map_or(Ok(()), |user| user.give(&path)));
+        given.map_err(|error| refused(io::Error::new(error.kind(), format!("'{}': {error}", path.display()))))?;
         Ok(Self { parent: Some(parent), path })
     }
 

@@ -12,7 +12,7 @@ impl ModelTable {
     pub(crate) fn all_ready(&self) -> bool {
         let snapshot = self.snapshot();
         let mut serving = snapshot.serving.values().flat_map(BTreeMap::values);
-        snapshot.states.all_ready(|name| snapshot.on_demand.contains_key(name))
+        snapshot.states.all_ready(|name| snapshot.on_demand.contains_key(name) && !snapshot.named.contains(name))
             && serving.all(|serving| self.is_ready(serving))
     }
 
@@ -35,29 +35,30 @@ impl ModelTable {
         ready && wire::all_ready(&links).await
     }
 
-    /// Returns why a version cannot answer now, if its (or its members') instances give a reason.
+    /// Returns why a version cannot answer now, if its (or its members') instances have been lost.
     pub(crate) fn why_not_ready(&self, name: &str, version: &str) -> Option<String> {
         let serving = self.serving(name, version).ok()?;
-        let mut reasons = Vec::new();
-        self.collect_failure_reasons(&serving, &mut reasons);
-        (!reasons.is_empty()).then(|| reasons.join("; "))
+        if self.is_ready(&serving) { None } else { self.outage(&serving) }
     }
 
-    fn collect_failure_reasons(&self, serving: &Serving, reasons: &mut Vec<String>) {
-        match &*serving.executor {
-            Executor::Instances { instances, .. } if instances.ready() > 0 => {}
-            Executor::Instances { instances, .. } => {
-                for reason in instances.failure_reasons() {
-                    if !reasons.contains(&reason) {
-                        reasons.push(reason);
-                    }
-                }
-            }
-            Executor::Ensemble { ensemble, .. } => {
-                let members = ensemble.plan().steps().iter().filter_map(|step| self.member(step).ok());
-                members.for_each(|member| self.collect_failure_reasons(&member, reasons));
+    /// Returns which instances of a version, or of an ensemble's members, do not run after a loss, and why.
+    pub(crate) fn outage(&self, serving: &Serving) -> Option<String> {
+        let plan = match &*serving.executor {
+            Executor::Instances { instances, .. } => return instances.outage(),
+            Executor::Ensemble { ensemble, .. } => ensemble.plan(),
+        };
+        let mut outages = Vec::new();
+        for member in plan.steps().iter().filter_map(|step| self.member(step).ok()) {
+            let Some(outage) = self.outage(&member) else { continue };
+            let outage = match member.ensemble() {
+                Some(_) => outage,
+                None => format!("model '{}': {outage}", member.model.name),
+            };
+            if !outages.contains(&outage) {
+                outages.push(outage);
             }
         }
+        (!outages.is_empty()).then(|| outages.join("; "))
     }
 
     fn collect_links(&self, serving: &Serving, links: &mut Vec<SharedLink>) {

@@ -370,7 +370,7 @@ impl World {
                 let faults = if self.models[model].instances[instance].once_ready { self.faults.load } else { 0 };
                 if self.random.chance(faults) {
                     self.coverage.failed_loads += 1;
-                    self.models[model].instances[instance].machine.exited("it cannot be started", now);
+                    self.models[model].instances[instance].machine.not_started("no memory", now);
                     return;
                 }
                 let one = &mut self.models[model].instances[instance];

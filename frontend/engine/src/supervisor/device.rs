@@ -70,7 +70,7 @@ impl Instance {
         };
         match self.spawn(device_share).await {
             Ok(started) => self.begun(started, machine, running),
-            Err(error) => machine.exited(error.to_string(), clock::now()),
+            Err(error) => machine.not_started(error.to_string(), clock::now()),
         }
     }
 

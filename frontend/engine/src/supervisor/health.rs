@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use pharos::metrics::labels::InstanceState;
 use pharos::timeline::Instant;
 
+use super::outage::{Loss, Next};
 use crate::wire::SharedLink;
 
 /// The published state of an instance.
@@ -30,6 +31,8 @@ pub(super) struct Health {
     link: Mutex<Option<SharedLink>>,
     /// Why it is not ready, if the cause is not its process. Locked only to copy or replace it.
     failure: Mutex<Option<String>>,
+    /// Its last loss, until it is ready again. Locked only to copy or change it.
+    loss: Mutex<Option<Loss>>,
 }
 
 impl Health {
@@ -79,6 +82,22 @@ impl Health {
     /// Returns why it is not ready, if known.
     pub(super) fn failure(&self) -> Option<String> {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn set_loss(&self, loss: Option<Loss>) {
+        *self.loss.lock().unwrap_or_else(PoisonError::into_inner) = loss;
+    }
+
+    /// Sets its next start, if it has been lost.
+    pub(super) fn set_next(&self, next: Next) {
+        if let Some(loss) = &mut *self.loss.lock().unwrap_or_else(PoisonError::into_inner) {
+            loss.next = next;
+        }
+    }
+
+    /// Returns its last loss, if it has not been ready since.
+    pub(super) fn loss(&self) -> Option<Loss> {
+        self.loss.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Returns whether it is ready or may become ready soon.

@@ -11,6 +11,7 @@ use pharos::wire::Loaded;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
+use super::outage::{Loss, Outage};
 use super::{Health, Instance, Plan};
 use crate::scheduler::Driver;
 use crate::scheduler::placement::Placement;
@@ -331,7 +332,19 @@ impl Instances {
         active.filter(|handle| handle.health.ready.load(Ordering::Relaxed)).count()
     }
 
-    /// Returns the known reasons why instances are not ready.
+    /// Returns which part of the instances does not run after a loss, with the last failure and the next start; `None` if all run
+    /// or start for the first time.
+    pub(crate) fn outage(&self) -> Option<String> {
+        let all = self.all();
+        let active = all.iter().filter(|handle| !handle.health.passive && !handle.is_closing());
+        let active: Vec<&Health> = active.map(|handle| &*handle.health).collect();
+        let losses: Vec<Loss> = active.iter().filter_map(|health| health.loss()).collect();
+        let running = active.iter().filter(|health| health.ready.load(Ordering::Relaxed)).count();
+        let outage = Outage { running, total: active.len(), losses, now: clock::now() };
+        (!outage.losses.is_empty()).then(|| outage.to_string())
+    }
+
+    /// Returns the reasons why instances are not ready whose causes are not their processes.
     pub(crate) fn failure_reasons(&self) -> Vec<String> {
         self.all().iter().filter_map(|handle| handle.health.failure()).collect()
     }

@@ -1,0 +1,64 @@
+"""The reasons of ensembles whose members cannot be loaded, if models are loaded by request or on demand: the table forgets such
+members."""
+
+import json
+
+import pytest
+
+from harness.models import IO, write
+from harness.server import Server
+
+STEP = 'step [ {{ model_name: "{}" model_version: {} input_map {{ key: "INPUT0" value: "INPUT0" }} output_map {{ key: "OUTPUT0" value: "OUTPUT0" }} }} ]'
+IDENTITY = f'backend: "builtin" {IO} parameters {{ key: "function" value {{ string_value: "identity" }} }}'
+UNAVAILABLE = "contains models that are not available or ambiguous: "
+EXPECTED = {
+    "invalid": f"{UNAVAILABLE}invalid: ",
+    "unreadable": f"{UNAVAILABLE}unreadable: ",
+    "empty": "has no version directories",
+    "unselected": "no version to run: ",
+    "other_version": "depends on 'good' whose required version 7 is not loaded: known versions: 1",
+    "nested": f"depends on 'invalid_member' which is not valid. Model 'invalid_member' failed with error: ensemble invalid_member {UNAVAILABLE}invalid: ",
+}
+CAUSES = {
+    "invalid": "'nonsense' is not a field of ModelConfig",
+    "unreadable": "not an ONNX model",
+    "empty": "models/empty'",
+    "unselected": "models/unselected' has versions [1], and its 'version_policy' selects [3]",
+    "other_version": "'good'",
+    "nested": "'nonsense' is not a field of ModelConfig",
+}
+
+
+@pytest.fixture(scope="module", params=["explicit", "on-demand"])
+def server(request, tmp_path_factory):
+    """A server with a good model, three that cannot be loaded, and ensembles of them."""
+    folder = tmp_path_factory.mktemp(request.param)
+    models = folder / "models"
+    write(models, "good", IDENTITY)
+    write(models, "invalid", f"{IDENTITY} nonsense: 3")
+    write(models, "unreadable", f'backend: "onnxruntime" {IO}', b"x")
+    write(models, "empty", IDENTITY)
+    (models / "empty/1").rmdir()
+    write(models, "unselected", f"{IDENTITY} version_policy {{ specific {{ versions: [ 3 ] }} }}")
+    members = {"unselected": ("unselected", -1), "invalid": ("invalid", -1), "unreadable": ("unreadable", -1), "empty": ("empty", -1), "other_version": ("good", 7), "nested": ("invalid_member", -1)}
+    for name, (member, version) in members.items():
+        write(models, f"{name}_member" if name != "nested" else "nested_member", f'platform: "ensemble" {IO} ensemble_scheduling {{ {STEP.format(member, version)} }}')
+    with Server(folder, [models], [f"--model-control-mode={request.param}", "--exit-on-error=false", "--strict-readiness=false"]) as running:
+        running.mode = request.param
+        yield running
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_reason_names_the_member_and_the_cause(server, name):
+    """In the answer and in the index."""
+    model = f"{name}_member"
+    if server.mode == "explicit":
+        status, text = server.ask("POST", f"/v2/repository/models/{model}/load")
+        assert status == 400
+    else:
+        body = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [2], "data": [1, 2]}]})
+        status, text = server.ask("POST", f"/v2/models/{model}/infer", body)
+        assert status == 503
+    reason = server.index()[model][0]["reason"]
+    for text in (json.loads(text)["error"], reason):
+        assert EXPECTED[name] in text and CAUSES[name] in text, text
