@@ -32,7 +32,7 @@ use pharos::wire::fork_server::FORK_SERVER;
 use pharos::wire::regions::PROBE;
 use pharos::wire::sandbox::{CHECK, SANDBOX};
 use pharos::wire::{Load, ToFrontend, ToWorker, VERSION};
-use pharos_backend::runtime::{Reader, Sender, SessionParts, connect, map};
+use pharos_backend::runtime::{Reader, Sender, SessionParts, connect, map, wire_error};
 use pharos_backend::{Create, Metrics, Runtime, load_error};
 
 use crate::backend::Registry;
@@ -177,7 +177,7 @@ fn answer(
     });
     let (mut instance, runtime, regions) = match loaded {
         Ok(loaded) => loaded,
-        Err(error) => return sender.send(&ToFrontend::LoadFailed(error.message)),
+        Err(error) => return sender.send(&ToFrontend::LoadFailed(wire_error(error).message)),
     };
     sender.send(&ToFrontend::Loaded(instance.loaded()))?;
     instance.take_readiness().map_or(Ok(()), |readiness| runtime.answer_readiness(readiness))?;
@@ -187,7 +187,7 @@ fn answer(
             ToWorker::Execute(execute) => {
                 let Executed { done, panicked, kept } = instance.execute(&execute);
                 let (open, failed) = (!done.open.is_empty(), done.error.is_some() || !done.failed.is_empty());
-                sender.send(&ToFrontend::Done(done))?;
+                sender.send_done(done)?;
                 drop(kept);
                 if open {
                     connection.batch_announced(execute.batch);

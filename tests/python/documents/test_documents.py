@@ -75,7 +75,13 @@ ENDS = """
 input [ { name: "IN" data_type: TYPE_STRING dims: [ 16 ] } ]
 output [ { name: "OUT" data_type: TYPE_STRING dims: [ 16 ] } ]
 """
-STATEFUL = """
+STATEFUL = """backend: "builtin"
+max_batch_size: 4
+parameters { key: "function" value { string_value: "accumulate" } }
+input [ { name: "IN" data_type: TYPE_FP32 dims: [ 2, 128 ] } ]
+output [ { name: "OUT" data_type: TYPE_FP32 dims: [ 2, 128 ] } ]
+"""
+PYTHON_MODEL = """
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
@@ -87,7 +93,8 @@ BASES = {
     "onnx": ("", {"1/model.onnx": (EXAMPLES / "digits/1/model.onnx").read_bytes()}),
     "ensemble": ('platform: "ensemble"\nmax_batch_size: 8\n' + ENDS, {}),
     "sequences": (IDENTITY + "sequence_batching { }\n", {}),
-    "stateful": ('backend: "python"\nmax_batch_size: 4\n', {"1/model.py": STATEFUL.encode()}),
+    "stateful": (STATEFUL, {}),
+    "python": ('backend: "python"\nmax_batch_size: 4\n', {"1/model.py": PYTHON_MODEL.encode()}),
 }
 """The configuration and the files of models to which blocks add fields."""
 
@@ -111,8 +118,6 @@ def configurations() -> list:
 def test_configuration(start, tmp_path, block):
     """A model with these fields is loaded, and the served configuration has each of them."""
     base, *flags = block.argument.split()
-    if base == "stateful" and subprocess.run([sys.executable, "-c", "import pharos_worker"]).returncode != 0:
-        pytest.skip("the package pharos-worker is not installed: make python-worker")
     files = BASES[base][1]
     checksum = hashlib.md5(files.get("1/model.onnx", b"")).hexdigest()
     write_model(tmp_path / "models", "m", base, block.text.replace("<sum>", checksum))
@@ -348,7 +353,7 @@ def test_python_models_of_the_guide(tmp_path):
     code, recorder = of_test("test_python_models_of_the_guide", language="python")
     (config,) = of_test("test_python_models_of_the_guide", language="pbtxt")
     (shown,) = of_test("test_python_models_of_the_guide", language="text")
-    for name, text in {"calls": code.text, "shop": recorder.text + STATEFUL}.items():
+    for name, text in {"calls": code.text, "shop": recorder.text + PYTHON_MODEL}.items():
         (tmp_path / f"models/{name}/1").mkdir(parents=True)
         (tmp_path / f"models/{name}/1/model.py").write_text(text)
         (tmp_path / f"models/{name}/config.pbtxt").write_text(config.text)
@@ -370,8 +375,8 @@ def test_a_packed_environment(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
     packages = next((tmp_path / "env").glob("lib/*/site-packages"))
     (packages / "tests.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
-    folder = write_model(tmp_path / "models", "m", "stateful", ENDS + block.text)
-    (folder / "1/model.py").write_text(STATEFUL + "import sys\nprint('runs on', sys.prefix)\n")
+    folder = write_model(tmp_path / "models", "m", "python", ENDS + block.text)
+    (folder / "1/model.py").write_text(PYTHON_MODEL + "import sys\nprint('runs on', sys.prefix)\n")
     with tarfile.open(folder / "env.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / "env", ".")
     with Shown(tmp_path, "pharos --model-repository models --environment-cache-directory cache") as server:

@@ -405,6 +405,17 @@ def test_a_model_may_load_and_unload_another_while_it_is_loaded_at_the_start(tmp
         assert server.get("/v2/health/ready")[0] == 200
 
 
+def test_a_malformed_version_is_an_error(tmp_path):
+    """`is_model_ready` raises an exception for it, as in Triton; an unknown version is not ready."""
+    model(tmp_path / "models", "asks", "own_asks")
+    body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}]}
+    with Server(tmp_path, [tmp_path / "models"], [f"--python={PYTHON}"]) as server:
+        parameters = server.infer("asks", body)[1]["parameters"]
+    text = "error: failed to get model version from specified version string"
+    assert [parameters[version] for version in ("latest", "1", "9")] == ["True", "True", "False"]
+    assert parameters["abc"].startswith(f"{text} 'abc'") and parameters["-1"].startswith(f"{text} '-1'"), parameters
+
+
 def test_a_model_has_the_context_of_its_requests_trace(tmp_path):
     """In the mode `opentelemetry` the context is a W3C traceparent as JSON, of the client's trace; without a trace it is None."""
     model(tmp_path / "models", "traced", "own_trace")

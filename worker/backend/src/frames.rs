@@ -7,8 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pharos::error::{ErrorCode, InferError, Reason};
-use pharos::wire::{MAX_FRAME, PREFIX, ToFrontend, ToWorker, decode_to_worker, payload_length, ring};
+use pharos::infer::{Parameter, Parameters};
+use pharos::wire::{Done, MAX_FRAME, PREFIX, ToFrontend, ToWorker, decode_to_worker, payload_length, ring};
 
+use crate::error::{run_error, wire_error};
 use crate::frame_stream::{FrameReader, FrameWriter};
 
 /// Reads frames.
@@ -72,15 +74,37 @@ impl Sender {
     /// # Errors
     /// The connection is broken; or the frame is longer than the frontend accepts, and nothing was sent.
     pub fn send(&self, frame: &ToFrontend) -> io::Result<()> {
+        self.write(frame)?.map_err(too_long)
+    }
+
+    /// Sends a frame, or returns its length if it is longer than the frontend accepts.
+    fn write(&self, frame: &ToFrontend) -> io::Result<Result<(), usize>> {
         let mut writer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Writer { stream, out } = &mut *writer;
         out.clear();
         frame.encode(out);
         if out.len() > PREFIX + MAX_FRAME {
-            let text = format!("{} bytes are more than the {MAX_FRAME} that fit into one message", out.len());
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+            return Ok(Err(out.len()));
         }
-        stream.write_all(out)
+        stream.write_all(out).map(Ok)
+    }
+
+    /// Sends the outcome of a batch. If it is longer than the frontend accepts, the requests with the longest response parameters
+    /// fail, until the rest fits.
+    ///
+    /// # Errors
+    /// The connection is broken; or the outcome is too long without any parameters.
+    pub fn send_done(&self, done: Done) -> io::Result<()> {
+        let mut frame = ToFrontend::Done(done);
+        loop {
+            match (self.write(&frame)?, &mut frame) {
+                (Ok(()), _) => return Ok(()),
+                (Err(len), ToFrontend::Done(done)) if !done.parameters.is_empty() => {
+                    fail_longest(done, len - PREFIX - MAX_FRAME);
+                }
+                (Err(len), _) => return Err(too_long(len)),
+            }
+        }
     }
 
     /// Like [`Sender::send`], for a frame with content of the model, which may be too long. A broken connection is not reported
@@ -94,6 +118,86 @@ impl Sender {
                 Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, error.to_string()))
             }
             _ => Ok(()),
+        }
+    }
+}
+
+fn too_long(len: usize) -> io::Error {
+    let text = format!("{len} bytes are more than the {MAX_FRAME} that fit into one message");
+    io::Error::new(io::ErrorKind::InvalidInput, text)
+}
+
+/// Fails the requests with the longest response parameters, until the outcome is shorter by more than `excess` bytes.
+fn fail_longest(done: &mut Done, excess: usize) {
+    done.parameters.sort_by_cached_key(|(_, parameters)| length(parameters));
+    let mut shorter = 0;
+    while shorter <= excess
+        && let Some((request, parameters)) = done.parameters.pop()
+    {
+        let len = length(&parameters);
+        let text = format!(
+            "the response has parameters of {len} bytes; with those of its batch, they are more than the {MAX_FRAME} bytes that \
+             fit into one message"
+        );
+        shorter += len.saturating_sub(2 * text.len());
+        if done.failed.iter().all(|(failed, _)| *failed != request) {
+            done.failed.push((request, wire_error(run_error(text))));
+        }
+    }
+}
+
+/// Returns the bytes of the names and texts of parameters.
+fn length(parameters: &Parameters) -> usize {
+    let value = |value: &Parameter| if let Parameter::String(text) = value { text.len() } else { 0 };
+    parameters.iter().map(|(name, of)| name.len() + value(of)).sum()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::thread;
+
+    use pharos::timeline::ComputeStamps;
+    use pharos::wire::decode_to_frontend;
+
+    use super::*;
+
+    /// Sends the outcome of a batch whose requests have parameters of these sizes in MiB; returns what the frontend receives.
+    fn sent(sizes: &[usize]) -> Done {
+        let (socket, worker) = UnixStream::pair().unwrap();
+        let rings = ring::create().unwrap();
+        let (_, consumer) = ring::of_frontend(&rings).unwrap();
+        let mut reader = FrameReader::new(socket, consumer);
+        let text = |size: &usize| Parameter::String("x".repeat(size << 20));
+        let parameters = (0..).zip(sizes).map(|(at, size)| (at, vec![("a".to_owned(), text(size))])).collect();
+        let (failed, outputs, rescheduled, open) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let stamps = ComputeStamps::default();
+        let done = Done { batch: 1, stamps, error: None, failed, outputs, parameters, rescheduled, open, held: false };
+        let sender = thread::spawn(move || connect(worker, &rings).unwrap().1.send_done(done).unwrap());
+        let mut prefix = [0; PREFIX];
+        reader.read_exact(&mut prefix).unwrap();
+        let mut payload = vec![0; payload_length(prefix).unwrap()];
+        reader.read_exact(&mut payload).unwrap();
+        sender.join().unwrap();
+        match decode_to_frontend(&payload).unwrap() {
+            ToFrontend::Done(done) => done,
+            other => unreachable!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_longest_parameters_of_a_batch_that_are_too_long_in_sum_fail_their_requests() {
+        let failed = |done: &Done| done.failed.iter().map(|(request, _)| *request).collect::<Vec<_>>();
+        for (sizes, expected) in
+            [(&[1, 20, 40][..], &[][..]), (&[1, 70, 2], &[1]), (&[30, 40, 31, 41], &[3, 1]), (&[64], &[0])]
+        {
+            let done = sent(sizes);
+            assert_eq!(failed(&done), expected, "{sizes:?}");
+            assert_eq!(done.parameters.len() + expected.len(), sizes.len());
+            for (request, error) in &done.failed {
+                let len = sizes[*request as usize] << 20;
+                assert!(error.message.contains(&format!("parameters of {} bytes", len + 1)), "{}", error.message);
+            }
         }
     }
 }

@@ -74,8 +74,9 @@ impl Answer {
     /// Sends the only response of a request to a model that is not decoupled.
     pub(crate) fn respond(&self, py: Python<'_>, response: &InferenceResponse) -> PyResult<()> {
         let reply = self.reply(py, response)?;
+        self.responder.respond(reply, true).map_err(|error| model_exception(&error))?;
         self.state.store(CLOSED, Ordering::Release);
-        self.responder.respond(reply, true).map_err(|error| model_exception(&error))
+        Ok(())
     }
 
     fn reply(&self, py: Python<'_>, response: &InferenceResponse) -> PyResult<Reply> {

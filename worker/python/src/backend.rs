@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use pharos::error::{ErrorCode, InferError, Reason};
-use pharos_backend::{Backend, Batch, Context, DeviceInputs, Outputs, Readiness};
+use pharos::model::ModelConfig;
+use pharos_backend::{Backend, Batch, Context, DeviceInputs, Outputs, Readiness, load_error};
 use pharos_worker::Worker;
 use pyo3::exceptions::PyValueError;
 use pyo3::intern;
@@ -97,6 +98,7 @@ struct PythonModel {
 
 /// Loads `model.py`, or the runner for the model's file format.
 fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
+    check_states(context.config)?;
     let model = Arc::new(Model::new(context));
     let model = model::install(model);
     let described = parameters::object([
@@ -126,6 +128,18 @@ fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
         loaded.model.set_open(true);
         Ok(Box::new(loaded) as Box<dyn Backend>)
     })
+}
+
+/// Refuses models with states: the server stores them with the batch, but models in Python answer requests individually.
+fn check_states(config: &ModelConfig) -> Result<(), InferError> {
+    match config.states.first() {
+        None => Ok(()),
+        Some(state) => Err(load_error(format!(
+            "the backend '{}' has no implicit state (sequence_batching.state, output '{}'): keep the state in the model, by \
+             correlation_id(), or use the backend onnxruntime or tract, or a shared library",
+            config.backend, state.output_name
+        ))),
+    }
 }
 
 impl Backend for PythonModel {
@@ -194,7 +208,7 @@ impl PythonModel {
         self.loaded.bind(py).call_method1(intern!(py, "settle"), (returned, decoupled, requests))
     }
 
-    /// Sends the responses that `execute` returned.
+    /// Sends the responses that `execute` returned. A response that cannot be sent fails only its request.
     fn answer(
         &self,
         returned: &Bound<'_, PyAny>,
@@ -237,7 +251,9 @@ impl PythonModel {
                     "Expected an 'InferenceResponse' object in the execute function return list, found type '{kind}'."
                 ));
             };
-            answer.respond(response.py(), response.get())?;
+            if let Err(error) = answer.respond(response.py(), response.get()) {
+                answer.fail(failed(&self.model, &Failure::Raised(error).report(response.py())));
+            }
         }
         Ok(batch::reschedule(requests, answers, outputs)?)
     }

@@ -181,6 +181,8 @@ unsafe fn read(managed: *mut Managed) -> PyResult<(DataType, Vec<i64>)> {
         let (code, bits) = (managed.code, managed.bits);
         TritonModelException::new_err(format!("DType code \"{code}\" with {bits} bits is not supported."))
     })?;
+    // Without elements, any strides are contiguous: libraries give different ones.
+    let strides = if shape.contains(&0) { &[] } else { strides };
     let mut step = 1i64;
     for (stride, dim) in strides.iter().zip(shape).rev() {
         if *dim > 1 && *stride != step {

@@ -39,7 +39,12 @@ class Loop:
 
     def _run(self):
         asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+        while True:
+            try:
+                return self._loop.run_forever()
+            except (SystemExit, KeyboardInterrupt):
+                # asyncio has set it as the result of its task, and raises it here too. The other tasks go on.
+                pass
 
 
 class Loaded:
