@@ -175,8 +175,8 @@ impl fmt::Display for TraceId {
 /// The name of a model, cheap to clone: its name in the repository and, with `--model-namespacing`, the repository as a
 /// namespace before it. Displayed in full, `NAMESPACE/NAME`.
 ///
-/// Names compare by their displayed form. Views show [`ModelName::full`], except the statistics extension, traces, and the
-/// metrics that `metrics::source::LabelSet` lists, which show [`ModelName::bare`].
+/// Names compare by their displayed form. Views show [`ModelName::full`], except the statistics extension, traces, and metrics with
+/// the labels of Triton or of an alias (`metrics::source::LabelSet`), which show [`ModelName::bare`].
 #[derive(Clone, Debug)]
 pub struct ModelName {
     full: Arc<str>,

@@ -15,9 +15,9 @@ pub(super) fn encode(values: &Values) -> Vec<u8> {
     let message = proto::OrcaLoadReport {
         cpu_utilization: values.cpu_utilization.unwrap_or_default(),
         mem_utilization: values.mem_utilization.unwrap_or_default(),
-        application_utilization: values.application_utilization,
-        rps_fractional: values.rps_fractional,
-        eps: values.eps,
+        application_utilization: values.application_utilization.unwrap_or_default(),
+        rps_fractional: values.rps_fractional.unwrap_or_default(),
+        eps: values.eps.unwrap_or_default(),
         named_metrics: named.collect(),
         ..Default::default()
     };
@@ -37,9 +37,9 @@ mod tests {
         let values = Values {
             cpu_utilization: Some(0.25),
             mem_utilization: Some(0.5),
-            application_utilization: 0.75,
-            rps_fractional: 10.0,
-            eps: 1.0,
+            application_utilization: Some(0.75),
+            rps_fractional: Some(10.0),
+            eps: Some(1.0),
             named_metrics: vec![("x", 2.0)],
         };
         assert_eq!(encode(&values), expected);

@@ -156,14 +156,18 @@ impl Model {
         self.busy.value() + self.backlog.value()
     }
 
-    fn named(&self) -> Vec<(&'static str, f64)> {
-        vec![
-            ("utilization", self.utilization()),
+    /// Returns its numbers; only levels before the end of the first interval.
+    fn named(&self, has_rates: bool) -> Vec<(&'static str, f64)> {
+        let mut named = vec![
             ("executing_requests", self.levels.executing as f64),
             ("waiting_requests", self.levels.waiting as f64),
             ("execution_slots", self.levels.slots as f64),
-            ("queue_duration_seconds", self.queue.value()),
-        ]
+        ];
+        if has_rates {
+            named.insert(0, ("utilization", self.utilization()));
+            named.push(("queue_duration_seconds", self.queue.value()));
+        }
+        named
     }
 }
 
@@ -177,7 +181,7 @@ pub struct Tracker {
 }
 
 impl Tracker {
-    /// Adds the sample of a time and returns the reports. The first sample only has levels.
+    /// Adds the sample of a time and returns the reports. The first report only has levels: rates are not known yet.
     pub fn add(&mut self, now: Instant, mut sample: Sample) -> Reports {
         let models = std::mem::take(&mut sample.models);
         let interval = Interval::new(self.last.as_ref().map_or(0.0, |(last, _)| seconds_of(now.ns_since(*last))));
@@ -187,10 +191,11 @@ impl Tracker {
             self.errors.add((new(sample.errors, last.errors), interval.seconds), interval);
         }
         self.add_models(models, interval);
-        let values = self.server(&sample);
+        let has_rates = self.last.is_some();
+        let values = self.server(&sample, has_rates);
         self.last = Some((now, sample));
         let report = |named_metrics| Arc::new(LoadReport::new(Values { named_metrics, ..values.clone() }));
-        let models = self.models.iter().map(|(name, model)| (name.clone(), report(model.named()))).collect();
+        let models = self.models.iter().map(|(name, model)| (name.clone(), report(model.named(has_rates)))).collect();
         Reports { server: report(self.sums()), models }
     }
 
@@ -206,13 +211,14 @@ impl Tracker {
     }
 
     /// Returns the fields of the server.
-    fn server(&self, sample: &Sample) -> Values {
+    fn server(&self, sample: &Sample, has_rates: bool) -> Values {
+        let known = |value: f64| has_rates.then_some(value);
         Values {
             cpu_utilization: sample.cpu,
             mem_utilization: sample.memory,
-            application_utilization: self.models.values().map(Model::utilization).fold(0.0, f64::max),
-            rps_fractional: self.requests.value(),
-            eps: self.errors.value(),
+            application_utilization: known(self.models.values().map(Model::utilization).fold(0.0, f64::max)),
+            rps_fractional: known(self.requests.value()),
+            eps: known(self.errors.value()),
             named_metrics: Vec::new(),
         }
     }
@@ -233,7 +239,9 @@ fn seconds_of(ns: u64) -> f64 {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
+    use super::super::Format;
     use super::*;
 
     const SECOND: u64 = 1_000_000_000;
@@ -260,10 +268,12 @@ mod tests {
         let reports = Tracker::default().add(Instant(5), sample(100, 10, vec![model(3, SECOND, (7, SECOND))]));
         let report = of(&reports, "m");
         assert_eq!((report.values().cpu_utilization, report.values().mem_utilization), (Some(0.5), None));
-        assert_eq!((report.values().rps_fractional, report.values().eps), (0.0, 0.0));
-        assert_eq!(report.values().application_utilization, 0.0);
+        assert_eq!((report.values().rps_fractional, report.values().eps), (None, None));
+        assert_eq!(report.values().application_utilization, None);
         assert_eq!((named(&report, "waiting_requests"), named(&report, "execution_slots")), (3.0, 4.0));
-        assert_eq!(named(&report, "queue_duration_seconds"), 0.0);
+        assert!(named(&report, "queue_duration_seconds").is_nan() && named(&report, "utilization").is_nan());
+        let rates = ["rps_fractional", "eps", "application_utilization", "queue_duration_seconds"];
+        assert!(rates.iter().all(|name| !String::from_utf8_lossy(&report.header(Format::Json)).contains(name)));
     }
 
     #[test]
@@ -276,9 +286,9 @@ mod tests {
             if second > 0 {
                 let report = of(&reports, "m");
                 let close = |value: f64, expected: f64| assert!((value - expected).abs() < 1e-9, "{value} {expected}");
-                close(report.values().rps_fractional, 50.0);
-                close(report.values().eps, 5.0);
-                close(report.values().application_utilization, 0.5);
+                close(report.values().rps_fractional.unwrap(), 50.0);
+                close(report.values().eps.unwrap(), 5.0);
+                close(report.values().application_utilization.unwrap(), 0.5);
                 close(named(&report, "queue_duration_seconds"), 0.02);
             }
         }
@@ -288,8 +298,10 @@ mod tests {
     fn rates_halve_after_the_load_has_ended() {
         let mut tracker = Tracker::default();
         tracker.add(Instant(0), sample(0, 0, vec![]));
-        let steady = tracker.add(Instant(100 * SECOND), sample(1000, 0, vec![])).of_server().values().rps_fractional;
-        let later = tracker.add(Instant(102 * SECOND), sample(1000, 0, vec![])).of_server().values().rps_fractional;
+        let steady =
+            tracker.add(Instant(100 * SECOND), sample(1000, 0, vec![])).of_server().values().rps_fractional.unwrap();
+        let later =
+            tracker.add(Instant(102 * SECOND), sample(1000, 0, vec![])).of_server().values().rps_fractional.unwrap();
         assert!((steady - 10.0).abs() < 1e-9 && (later - 5.0).abs() < 0.2, "{steady} {later}");
     }
 
@@ -298,7 +310,7 @@ mod tests {
         let mut tracker = Tracker::default();
         tracker.add(Instant(0), sample(0, 0, vec![model(0, 0, (0, 0))]));
         let reports = tracker.add(Instant(SECOND), sample(0, 0, vec![model(8, 2 * SECOND, (0, 0))]));
-        assert_eq!(of(&reports, "m").values().application_utilization, 3.0);
+        assert_eq!(of(&reports, "m").values().application_utilization, Some(3.0));
         assert_eq!(named(&of(&reports, "m"), "utilization"), 3.0);
         assert_eq!(named(&reports.of_server(), "waiting_requests"), 8.0);
     }
@@ -310,10 +322,10 @@ mod tests {
         let both = vec![model(1, 9 * SECOND, (9, SECOND)), other];
         tracker.add(Instant(0), sample(0, 0, both));
         let reports = tracker.add(Instant(SECOND), sample(0, 0, vec![model(0, 0, (0, 0))]));
-        assert_eq!(of(&reports, "m").values().application_utilization, 0.0);
+        assert_eq!(of(&reports, "m").values().application_utilization, Some(0.0));
         let reports = tracker.add(Instant(SECOND), sample(0, 0, vec![]));
         assert!(reports.of("m").is_none(), "the model was unloaded");
-        assert_eq!(reports.of_server().values().application_utilization, 0.0);
+        assert_eq!(reports.of_server().values().application_utilization, Some(0.0));
     }
 
     /// An old version that ends during a reload takes nothing away from the new one, which is busy all the time.
@@ -326,7 +338,7 @@ mod tests {
         }
         for second in 10..13 {
             let reports = tracker.add(Instant(second * SECOND), sample(0, 0, vec![busy(2, second)]));
-            assert!((of(&reports, "m").values().application_utilization - 1.0).abs() < 1e-9, "{second}");
+            assert!((of(&reports, "m").values().application_utilization.unwrap() - 1.0).abs() < 1e-9, "{second}");
             assert!((named(&of(&reports, "m"), "queue_duration_seconds") - 1.0).abs() < 1e-9, "{second}");
         }
     }

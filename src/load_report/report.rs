@@ -53,16 +53,16 @@ impl LoadReport {
         self.trailer.get_or_init(|| STANDARD.encode(self.message()).into()).clone()
     }
 
-    /// Calls `each` with the name and value of each measured field.
+    /// Calls `each` with the name and value of each known field.
     fn for_each_field(&self, mut each: impl FnMut(&str, f64)) {
         let Values { cpu_utilization, mem_utilization, application_utilization, rps_fractional, eps, .. } =
             &self.values;
         let fields = [
             ("cpu_utilization", *cpu_utilization),
             ("mem_utilization", *mem_utilization),
-            ("application_utilization", Some(*application_utilization)),
-            ("rps_fractional", Some(*rps_fractional)),
-            ("eps", Some(*eps)),
+            ("application_utilization", *application_utilization),
+            ("rps_fractional", *rps_fractional),
+            ("eps", *eps),
         ];
         fields.into_iter().for_each(|(name, value)| {
             if let Some(value) = value {
@@ -111,9 +111,9 @@ mod tests {
         Values {
             cpu_utilization: Some(0.25),
             mem_utilization: None,
-            application_utilization: 1.0 / 3.0,
-            rps_fractional: 1200.0,
-            eps: f64::NAN,
+            application_utilization: Some(1.0 / 3.0),
+            rps_fractional: Some(1200.0),
+            eps: Some(f64::NAN),
             named_metrics: vec![("waiting_requests", 2.0), ("utilization", 1e-9)],
         }
     }
@@ -125,13 +125,13 @@ mod tests {
         check(values(), Format::Json, &json);
         let text = "TEXT cpu_utilization=0.25,application_utilization=0.333333,rps_fractional=1200,eps=0,";
         check(values(), Format::Text, &format!("{text}named_metrics.waiting_requests=2,named_metrics.utilization=0"));
-        let none = r#"JSON {"application_utilization":0,"rps_fractional":0,"eps":0,"named_metrics":{}}"#;
-        check(Values::default(), Format::Json, none);
+        check(Values::default(), Format::Json, r#"JSON {"named_metrics":{}}"#);
+        check(Values::default(), Format::Text, "TEXT ");
     }
 
     #[test]
     fn the_binary_form_is_the_message_in_base64() {
-        let report = LoadReport::new(Values { rps_fractional: 1.0, ..Values::default() });
+        let report = LoadReport::new(Values { rps_fractional: Some(1.0), ..Values::default() });
         assert_eq!(&*report.message(), [&[(6 << 3) | 1][..], &1f64.to_le_bytes()].concat());
         assert_eq!(&*report.trailer(), b"MQAAAAAAAPA/");
         assert_eq!(&*report.header(Format::Binary), b"BIN MQAAAAAAAPA/");

@@ -9,7 +9,7 @@ use super::counts::ModelCount::{
     InferenceCount, LoadNs, OutputMismatches, QueueNs, Requests, Restarts, SamplesDropped, SuccessCount, SuccessNs,
 };
 use super::kind::Kind;
-use super::source::LabelSet::{Alias, Full, Tagged};
+use super::source::LabelSet::{Alias, Full, Tagged, Triton};
 use super::source::ModelValue::{
     self, BatchSizes, Batches, CacheCount, CacheQuantiles, Count, Durations, Failures, FirstResponse, Instances,
     Objective, Pending, Quantiles, Stream, Tenant,
@@ -28,6 +28,10 @@ struct Row {
     dimensions: &'static [&'static str],
     source: Source,
     unit: Option<TimeUnit>,
+}
+
+const fn triton(value: ModelValue) -> Source {
+    Model(Triton, value)
 }
 
 const fn tagged(value: ModelValue) -> Source {
@@ -72,40 +76,40 @@ macro_rules! builtins {
 }
 
 builtins! {
-    RequestSuccess = "nv_inference_request_success" Counter ["model", "version"] tagged(Count(SuccessCount, One));
-    RequestFailure = "nv_inference_request_failure" Counter ["model", "version", "reason"] tagged(Failures);
-    InferenceCount = "nv_inference_count" Counter ["model", "version"] tagged(Count(InferenceCount, One));
-    ExecutionCount = "nv_inference_exec_count" Counter ["model", "version"] tagged(Count(ExecutionCount, One));
-    RequestDuration = "nv_inference_request_duration_us" Counter ["model", "version"] tagged(Count(SuccessNs, Micros));
-    QueueDuration = "nv_inference_queue_duration_us" Counter ["model", "version"] tagged(Count(QueueNs, Micros));
-    ComputeInputDuration = "nv_inference_compute_input_duration_us" Counter ["model", "version"] tagged(Count(ComputeInputNs, Micros));
-    ComputeInferDuration = "nv_inference_compute_infer_duration_us" Counter ["model", "version"] tagged(Count(ComputeInferNs, Micros));
-    ComputeOutputDuration = "nv_inference_compute_output_duration_us" Counter ["model", "version"] tagged(Count(ComputeOutputNs, Micros));
-    CacheHits = "nv_cache_num_hits_per_model" Counter ["model", "version"] tagged(CacheCount(CacheHits, One));
-    CacheMisses = "nv_cache_num_misses_per_model" Counter ["model", "version"] tagged(CacheCount(CacheMisses, One));
-    CacheHitDuration = "nv_cache_hit_duration_per_model" Counter ["model", "version"] tagged(CacheCount(CacheHitNs, Micros));
-    CacheMissDuration = "nv_cache_miss_duration_per_model" Counter ["model", "version"] tagged(CacheCount(CacheMissNs, Micros));
-    PendingRequests = "nv_inference_pending_request_count" Gauge ["model", "version"] tagged(Pending);
-    ModelLoadDuration = "nv_model_load_duration_secs" Gauge ["model", "version"] tagged(Count(LoadNs, Seconds));
+    RequestSuccess = "nv_inference_request_success" Counter ["model", "version"] triton(Count(SuccessCount, One));
+    RequestFailure = "nv_inference_request_failure" Counter ["model", "version", "reason"] triton(Failures);
+    InferenceCount = "nv_inference_count" Counter ["model", "version"] triton(Count(InferenceCount, One));
+    ExecutionCount = "nv_inference_exec_count" Counter ["model", "version"] triton(Count(ExecutionCount, One));
+    RequestDuration = "nv_inference_request_duration_us" Counter ["model", "version"] triton(Count(SuccessNs, Micros));
+    QueueDuration = "nv_inference_queue_duration_us" Counter ["model", "version"] triton(Count(QueueNs, Micros));
+    ComputeInputDuration = "nv_inference_compute_input_duration_us" Counter ["model", "version"] triton(Count(ComputeInputNs, Micros));
+    ComputeInferDuration = "nv_inference_compute_infer_duration_us" Counter ["model", "version"] triton(Count(ComputeInferNs, Micros));
+    ComputeOutputDuration = "nv_inference_compute_output_duration_us" Counter ["model", "version"] triton(Count(ComputeOutputNs, Micros));
+    CacheHits = "nv_cache_num_hits_per_model" Counter ["model", "version"] triton(CacheCount(CacheHits, One));
+    CacheMisses = "nv_cache_num_misses_per_model" Counter ["model", "version"] triton(CacheCount(CacheMisses, One));
+    CacheHitDuration = "nv_cache_hit_duration_per_model" Counter ["model", "version"] triton(CacheCount(CacheHitNs, Micros));
+    CacheMissDuration = "nv_cache_miss_duration_per_model" Counter ["model", "version"] triton(CacheCount(CacheMissNs, Micros));
+    PendingRequests = "nv_inference_pending_request_count" Gauge ["model", "version"] triton(Pending);
+    ModelLoadDuration = "nv_model_load_duration_secs" Gauge ["model", "version"] triton(Count(LoadNs, Seconds));
     RequestHistogram = "pharos_request_duration_seconds" Histogram ["model", "version"] tagged(Durations(Stage::Request)), Seconds;
     QueueHistogram = "pharos_queue_duration_seconds" Histogram ["model", "version"] tagged(Durations(Stage::Queue)), Seconds;
     ComputeInputHistogram = "pharos_compute_input_duration_seconds" Histogram ["model", "version"] tagged(Durations(Stage::ComputeInput)), Seconds;
     ComputeInferHistogram = "pharos_compute_infer_duration_seconds" Histogram ["model", "version"] tagged(Durations(Stage::ComputeInfer)), Seconds;
     ComputeOutputHistogram = "pharos_compute_output_duration_seconds" Histogram ["model", "version"] tagged(Durations(Stage::ComputeOutput)), Seconds;
-    FirstResponseHistogram = "nv_inference_first_response_histogram_ms" Histogram ["model", "version"] tagged(FirstResponse), Milliseconds;
+    FirstResponseHistogram = "nv_inference_first_response_histogram_ms" Histogram ["model", "version"] triton(FirstResponse), Milliseconds;
     StreamFirstResponse = "pharos_stream_first_response_seconds" Histogram ["model", "version"] tagged(Stream(StreamValue::FirstResponse)), Seconds;
     StreamInterval = "pharos_stream_response_interval_seconds" Histogram ["model", "version"] tagged(Stream(StreamValue::Interval)), Seconds;
     StreamLength = "pharos_stream_responses_per_request" Histogram ["model", "version"] tagged(Stream(StreamValue::Length));
     StreamResponses = "pharos_stream_responses_total" Counter ["model", "version"] tagged(Stream(StreamValue::Responses));
     StreamResponseBytes = "pharos_stream_response_bytes_total" Counter ["model", "version"] tagged(Stream(StreamValue::Bytes));
     BatchSize = "pharos_batch_size" Histogram ["model", "version"] tagged(BatchSizes);
-    RequestSummary = "nv_inference_request_summary_us" Summary ["model", "version"] tagged(Quantiles(Stage::Request)), Microseconds;
-    QueueSummary = "nv_inference_queue_summary_us" Summary ["model", "version"] tagged(Quantiles(Stage::Queue)), Microseconds;
-    ComputeInputSummary = "nv_inference_compute_input_summary_us" Summary ["model", "version"] tagged(Quantiles(Stage::ComputeInput)), Microseconds;
-    ComputeInferSummary = "nv_inference_compute_infer_summary_us" Summary ["model", "version"] tagged(Quantiles(Stage::ComputeInfer)), Microseconds;
-    ComputeOutputSummary = "nv_inference_compute_output_summary_us" Summary ["model", "version"] tagged(Quantiles(Stage::ComputeOutput)), Microseconds;
-    CacheHitSummary = "nv_cache_hit_summary_per_model" Summary ["model", "version"] tagged(CacheQuantiles(Lookup::Hit)), Microseconds;
-    CacheMissSummary = "nv_cache_miss_summary_per_model" Summary ["model", "version"] tagged(CacheQuantiles(Lookup::Miss)), Microseconds;
+    RequestSummary = "nv_inference_request_summary_us" Summary ["model", "version"] triton(Quantiles(Stage::Request)), Microseconds;
+    QueueSummary = "nv_inference_queue_summary_us" Summary ["model", "version"] triton(Quantiles(Stage::Queue)), Microseconds;
+    ComputeInputSummary = "nv_inference_compute_input_summary_us" Summary ["model", "version"] triton(Quantiles(Stage::ComputeInput)), Microseconds;
+    ComputeInferSummary = "nv_inference_compute_infer_summary_us" Summary ["model", "version"] triton(Quantiles(Stage::ComputeInfer)), Microseconds;
+    ComputeOutputSummary = "nv_inference_compute_output_summary_us" Summary ["model", "version"] triton(Quantiles(Stage::ComputeOutput)), Microseconds;
+    CacheHitSummary = "nv_cache_hit_summary_per_model" Summary ["model", "version"] triton(CacheQuantiles(Lookup::Hit)), Microseconds;
+    CacheMissSummary = "nv_cache_miss_summary_per_model" Summary ["model", "version"] triton(CacheQuantiles(Lookup::Miss)), Microseconds;
     TsRequests = "ts_inference_requests_total" Counter ["model_name", "model_version", "hostname"] by_alias(Count(Requests, One));
     TsLatency = "ts_inference_latency_microseconds" Counter ["model_name", "model_version", "hostname"] by_alias(Count(SuccessNs, FractionalMicros));
     TsQueueLatency = "ts_queue_latency_microseconds" Counter ["model_name", "model_version", "hostname"] by_alias(Count(QueueNs, FractionalMicros));
@@ -299,9 +303,9 @@ impl Builtin {
         self.row().source
     }
 
-    /// Returns the metric that shows values of this source.
-    pub(super) fn showing(source: Source) -> Option<Self> {
-        Self::ALL.iter().copied().find(|builtin| builtin.source() == source)
+    /// Returns the metric that shows these values of models.
+    pub(super) fn showing(value: ModelValue) -> Option<Self> {
+        Self::ALL.iter().copied().find(|builtin| matches!(builtin.source(), Model(_, shown) if shown == value))
     }
 
     /// Returns whether code writes its series through the cache by label values, rather than through `metrics::record`.

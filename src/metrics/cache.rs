@@ -214,12 +214,16 @@ impl Cache {
         series
     }
 
-    /// Shows the series of a model version in all views. They replace those of an earlier load.
+    /// Shows the series of a model version in all views. They replace those of an earlier load, whose later events count in them.
     pub fn show_model(&self, series: &Arc<ModelSeries>) {
-        let (model, shown) = (series.model().clone(), Arc::clone(series));
-        let replaced = self.models.write().unwrap_or_else(PoisonError::into_inner).insert(model, shown);
-        if let Some(replaced) = replaced.filter(|replaced| !Arc::ptr_eq(replaced, series)) {
-            series.replace(&replaced);
+        let replaced = {
+            let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
+            let replaced = models.insert(series.model().clone(), Arc::clone(series));
+            // Locked, so that no view shows the new series while events still count in the old ones.
+            let replaced = replaced.filter(|replaced| !Arc::ptr_eq(replaced, series));
+            replaced.inspect(|replaced| series.replace(replaced))
+        };
+        if let Some(replaced) = replaced {
             self.depart(&replaced);
         }
         // The definition may have changed since the series were created. Locked, so that it does not change meanwhile.
@@ -249,10 +253,15 @@ impl Cache {
                 self.depart(series);
             }
         }
+        self.release(series.release_owned());
+    }
+
+    /// Removes series that no loaded model's workers write any more.
+    pub(super) fn release(&self, released: impl IntoIterator<Item = Arc<Series>>) {
         let registry = self.registry();
-        for owned in series.release_owned() {
-            if let Some(family) = registry.family(&owned.spec().name) {
-                family.remove_one(owned.labels(), &owned.cell);
+        for series in released {
+            if let Some(family) = registry.family(&series.spec().name) {
+                family.remove_one(series.labels(), &series.cell);
             }
         }
     }

@@ -9,7 +9,7 @@ use super::catalog::MetricSpec;
 use super::family::Registry;
 use super::native::Native;
 use super::reading::{Details, Exemplar, Histogram};
-use super::source::{LabelSet, Lookup, ModelValue, Source, Stage};
+use super::source::{Lookup, ModelValue, Stage};
 use super::summary::{CoarseClock, Summary};
 use super::unit::TimeUnit;
 use crate::id::TraceId;
@@ -177,13 +177,18 @@ impl Durations {
         }
     }
 
+    /// Records one execution of a request that will be executed again.
+    pub(super) fn observe_execution(&self, timeline: &Timeline) {
+        self.observe_stages(&Stage::OF_EXECUTIONS, timeline);
+    }
+
     fn observe_stages(&self, stages: &[Stage], timeline: &Timeline) {
         for stage in stages {
             if let Some(histogram) = self.histogram(*stage) {
                 histogram.observe(part(*stage, timeline));
             }
             if let Some(quantiles) = self.summaries.get(*stage as usize).and_then(OnceLock::get) {
-                quantiles.summary.clock().set(timeline.request_end);
+                quantiles.summary.clock().set(timeline.request_end.max(timeline.compute.end));
                 quantiles.observe(part(*stage, timeline));
             }
         }
@@ -220,7 +225,7 @@ impl Durations {
 /// Returns the definition of the metric that shows these durations or numbers of models, and its unit. Numbers without a unit of
 /// time keep their value, as nanoseconds do.
 pub(super) fn definition(registry: &Registry, value: ModelValue) -> Option<(Arc<MetricSpec>, TimeUnit)> {
-    let builtin = Builtin::showing(Source::Model(LabelSet::Tagged, value))?;
+    let builtin = Builtin::showing(value)?;
     let family = registry.family(builtin.name())?;
     Some((Arc::clone(&family.spec), builtin.unit().unwrap_or(TimeUnit::Nanoseconds)))
 }

@@ -39,6 +39,7 @@ mod source;
 pub mod statistics;
 pub mod statsd;
 mod streams;
+mod succession;
 pub mod summary;
 mod tenants;
 pub mod tslog;

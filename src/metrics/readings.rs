@@ -326,20 +326,36 @@ mod tests {
         }
     }
 
+    /// One rule by the first part of the name: dashboards and rules combine metrics of the server by these labels.
+    #[test]
+    fn metrics_of_other_servers_have_the_namespace_in_a_label_and_those_of_this_server_in_the_name() {
+        for (builtin, labels) in label_sets(&cache()) {
+            let value = |name: &str| labels.iter().find(|(label, _)| label == name).map(|(_, value)| value.as_str());
+            let shown = (value("model").or(value("model_name")), value("namespace"));
+            let expected = match builtin.name().split('_').next() {
+                Some("nv" | "ts") => (Some("m"), Some("/srv/models")),
+                _ => (Some("/srv/models/m"), None),
+            };
+            assert!(shown == (None, None) || shown == expected, "{}: {labels:?}", builtin.name());
+        }
+    }
+
     #[test]
     fn label_sets_define_how_a_namespace_is_shown() {
         let pairs = |pairs: &[(&str, &str)]| {
             pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect::<Vec<_>>()
         };
-        let tagged = [("model", "m"), ("version", "1"), ("namespace", "/srv/models"), ("_team", "t")];
+        let triton = [("model", "m"), ("version", "1"), ("namespace", "/srv/models"), ("_team", "t")];
+        let tagged = [("model", "/srv/models/m"), ("version", "1"), ("_team", "t")];
         let full = [("model", "/srv/models/m"), ("version", "1")];
         let alias = [("model_name", "m"), ("model_version", "1"), ("hostname", "h"), ("namespace", "/srv/models")];
         let cache = cache();
         let found = label_sets(&cache);
         for (builtin, expected) in [
-            (Builtin::RequestSuccess, &tagged[..]),
+            (Builtin::RequestSuccess, &triton[..]),
+            (Builtin::CacheHitSummary, &triton),
+            (Builtin::RequestHistogram, &tagged),
             (Builtin::BatchSize, &tagged),
-            (Builtin::CacheHitSummary, &tagged),
             (Builtin::StreamInterval, &tagged),
             (Builtin::InstanceRestarts, &full),
             (Builtin::TsLatency, &alias),

@@ -4,6 +4,10 @@
 //! The rules are those of Triton's statistics: each request of a batch is charged the compute durations of the whole
 //! batch, an execution is counted once, and a request refused before the queue only counts in [`request_answered`], not
 //! in the numbers of its model.
+//!
+//! The series of a load may have been replaced by those of a reload while the load still answers requests. Each function finds
+//! those that views show ([`ModelSeries::current`]). Levels (pending requests, instances) and the properties of a load (its
+//! duration, memory and worker series) stay with the load.
 
 mod connections;
 mod stores;
@@ -36,6 +40,7 @@ pub use tenants::{tenant_failed, tenant_rescheduled, tenant_served};
 
 /// Counts a predict request that was parsed and whose model was found. The model's checks or the queue may still refuse it.
 pub fn inference_requested(series: &ModelSeries) {
+    let series = series.current();
     series.counts.requests.add(1);
     series.journal().notify();
 }
@@ -67,12 +72,14 @@ pub fn request_pending(series: &ModelSeries, delta: i64) {
 ///
 /// Call once for each request, before its response is sent.
 pub fn inference_done(series: &ModelSeries, timeline: &Timeline, batch_size: u64) {
-    warmup_done(series, timeline, batch_size);
+    let series = series.current();
+    warmup_done(&series, timeline, batch_size);
     series.objectives.succeeded(timeline.request_ns());
 }
 
 /// Counts a successful warm-up request, as Triton does: like a request of a client, but not for the objectives of the model.
 pub fn warmup_done(series: &ModelSeries, timeline: &Timeline, batch_size: u64) {
+    let series = series.current();
     let (input, infer, output) = timeline.compute.durations_ns();
     series.counts.success_count.add(1);
     series.counts.success_ns.add(timeline.request_ns());
@@ -86,13 +93,15 @@ pub fn warmup_done(series: &ModelSeries, timeline: &Timeline, batch_size: u64) {
 }
 
 /// Adds the queue and compute durations of one execution of a request of an iterative sequence that will be executed
-/// again. The request itself is counted when it is done.
+/// again, to the counters and to the distributions. The request itself is counted when it is done.
 pub fn inference_rescheduled(series: &ModelSeries, timeline: &Timeline) {
+    let series = series.current();
     let (input, infer, output) = timeline.compute.durations_ns();
     series.counts.queue_ns.add(timeline.queue_ns());
     series.counts.compute_input_ns.add(input);
     series.counts.compute_infer_ns.add(infer);
     series.counts.compute_output_ns.add(output);
+    series.durations.observe_execution(timeline);
     let line = series.times().queue_latency.clone();
     series.journal().push_all(line.iter().map(|line| (line, timeline.queue_ns() as f64)), "");
     series.journal().notify();
@@ -103,6 +112,7 @@ pub fn inference_rescheduled(series: &ModelSeries, timeline: &Timeline) {
 ///
 /// Call once for each request, before its response is sent.
 pub fn cache_hit(series: &ModelSeries, timeline: &Timeline, lookup_ns: u64) {
+    let series = series.current();
     series.counts.success_count.add(1);
     series.counts.success_ns.add(timeline.request_ns());
     series.counts.queue_ns.add(timeline.queue_ns());
@@ -120,6 +130,7 @@ pub fn cache_hit(series: &ModelSeries, timeline: &Timeline, lookup_ns: u64) {
 /// Call before the response is sent. The request's timeline also holds the time of the insertion, for the log lines of
 /// [`batch_times`], [`request_times`] and [`ensemble_done`].
 pub fn cache_miss(series: &ModelSeries, times: MissTimes) {
+    let series = series.current();
     let both = times.lookup_ns.saturating_add(times.insertion_ns);
     series.counts.success_ns.add(times.insertion_ns);
     series.counts.cache_misses.add(1);
@@ -139,6 +150,7 @@ pub struct MissTimes {
 
 /// Adds exemplars with the trace of a successful request to its latencies. `now_ms` is the wall clock.
 pub fn inference_traced(series: &ModelSeries, timeline: &Timeline, trace: TraceId, now_ms: u64) {
+    let series = series.current();
     series.durations.exemplify(timeline, trace, now_ms);
 }
 
@@ -147,16 +159,19 @@ pub fn inference_traced(series: &ModelSeries, timeline: &Timeline, trace: TraceI
 ///
 /// Call before the response is sent.
 pub fn response_done(series: &ModelSeries, number: u64, kind: ResponseKind, times: (u64, u64)) {
+    let series = series.current();
     series.responses.add(number, kind, times);
 }
 
 /// Records the first response to a request, `ns` after the request's start.
 pub fn first_response(series: &ModelSeries, ns: u64) {
+    let series = series.current();
     series.durations.observe_first_response(ns);
 }
 
 /// Counts a batch that was sent to an instance.
 pub fn batch_sent(series: &ModelSeries, reason: SendReason) {
+    let series = series.current();
     if let Some(cell) = series.sent.get(reason.index()) {
         cell.add(1);
     }
@@ -184,6 +199,7 @@ pub fn request_times(series: &ModelSeries, timeline: &Timeline) {
 }
 
 fn times_of<'a>(series: &ModelSeries, timelines: impl Iterator<Item = &'a Timeline> + Clone, dispatch_ns: Option<u64>) {
+    let series = series.current();
     let times = series.times();
     let queue_ms = |timeline: &Timeline| (timeline.queue_ns() / 1_000_000) as f64;
     let dispatch_ms = dispatch_ns.map(|ns| (ns / 1000) as f64 / 1000.0);
@@ -217,23 +233,37 @@ pub fn worker_name(cache: &Cache, series: &ModelSeries, instance: u32) -> Option
     cache.naming().map(|naming| (naming.worker)(instance, name, version))
 }
 
-/// Sets the gauge `WorkerLoadTime` of a worker: an instance loaded its model in `ms`. The series is removed with the model.
+/// Sets the gauge `WorkerLoadTime` of a worker: an instance loaded its model in `ms`. The series is removed with the instance or
+/// the model.
 pub fn worker_loaded(cache: &Cache, series: &ModelSeries, instance: u32, ms: u64) {
-    let worker = worker_name(cache, series, instance).unwrap_or_else(|| {
-        let (name, version) = series.alias();
-        format!("W-{instance}-{name}_{version}")
-    });
-    let labels = [worker.as_str(), "Host", cache.hostname()];
-    if let Ok(gauge) = cache.gauge(Builtin::WorkerLoadTime.name(), &labels) {
+    if let Some(gauge) = load_time(cache, series, instance) {
         series.add_owned(&gauge);
         // A gauge accepts every value.
         let _ = gauge.add_or_update(ms as f64);
     }
 }
 
+/// Removes the gauge `WorkerLoadTime` of a worker: the instance has ended.
+pub fn worker_removed(cache: &Cache, series: &ModelSeries, instance: u32) {
+    if let Some(gauge) = load_time(cache, series, instance) {
+        // Not owned: the worker never loaded its model, and the look-up has created the series.
+        series.add_owned(&gauge);
+        cache.release(series.release(&gauge));
+    }
+}
+
+fn load_time(cache: &Cache, series: &ModelSeries, instance: u32) -> Option<Arc<Series>> {
+    let worker = worker_name(cache, series, instance).unwrap_or_else(|| {
+        let (name, version) = series.alias();
+        format!("W-{instance}-{name}_{version}")
+    });
+    cache.gauge(Builtin::WorkerLoadTime.name(), &[worker.as_str(), "Host", cache.hostname()]).ok()
+}
+
 /// Counts the execution of a batch, successful or not. `total_batch` is the sum of the requests' batch sizes (0 counts
 /// as 1), `now_ms` the wall clock in milliseconds since 1970.
 pub fn batch_executed(series: &ModelSeries, total_batch: u64, compute: &ComputeStamps, now_ms: u64) {
+    let series = series.current();
     let (input, infer, output) = compute.durations_ns();
     {
         let mut batches = series.batches();
@@ -254,13 +284,15 @@ pub fn batch_executed(series: &ModelSeries, total_batch: u64, compute: &ComputeS
 /// Ignores reasons that only occur before the queue ([`Failure::of`] returns `None`), so callers may pass every error
 /// of an inference. The objectives of the model count these as well.
 pub fn inference_failed(series: &ModelSeries, error: impl Into<Failed>, request_ns: u64) {
+    let series = series.current();
     let Failed { reason, fault } = error.into();
     series.objectives.failed(fault, request_ns);
-    warmup_failed(series, reason, request_ns);
+    warmup_failed(&series, reason, request_ns);
 }
 
 /// Counts a failed warm-up request: as [`inference_failed`], but not for the objectives of the model.
 pub fn warmup_failed(series: &ModelSeries, reason: Reason, request_ns: u64) {
+    let series = series.current();
     let Some(failure) = Failure::of(reason) else { return };
     if let Some(cell) = series.failures.get(failure.index()) {
         cell.add(1);
@@ -272,6 +304,7 @@ pub fn warmup_failed(series: &ModelSeries, reason: Reason, request_ns: u64) {
 /// Counts a request that was refused before it entered the queue: it is in no number of the model except those of its
 /// objectives.
 pub fn inference_refused(series: &ModelSeries, reason: Reason) {
+    let series = series.current();
     series.objectives.failed(Fault::from(reason), 0);
 }
 
@@ -313,9 +346,10 @@ pub fn ensemble_step(cache: &Cache, series: &ModelSeries, step: (usize, &str), n
 ///
 /// Call once for each request, before its response is sent.
 pub fn ensemble_done(cache: &Cache, series: &ModelSeries, timeline: &Timeline, done: EnsembleDone) {
-    batch_executed(series, done.batch_size, &timeline.compute, done.now_ms);
-    inference_done(series, timeline, done.batch_size);
-    series.journal().push_all(latency_lines(&series.times(), timeline), "");
+    let current = series.current();
+    batch_executed(&current, done.batch_size, &timeline.compute, done.now_ms);
+    inference_done(&current, timeline, done.batch_size);
+    current.journal().push_all(latency_lines(&current.times(), timeline), "");
     if let Some(histogram) = overhead_series(cache, series) {
         observe(Builtin::EnsembleOverhead, &histogram, done.overhead_ns);
     }
@@ -424,18 +458,21 @@ pub fn instance_state(series: &ModelSeries, from: Option<InstanceState>, to: Opt
 
 /// Counts a restart of a lost instance.
 pub fn instance_restarted(series: &ModelSeries) {
+    let series = series.current();
     series.counts.restarts.add(1);
     series.journal().notify();
 }
 
 /// Counts an output that was passed on although its datatype or batch dimension differs from the model's configuration.
 pub fn output_mismatched(series: &ModelSeries) {
+    let series = series.current();
     series.counts.output_mismatches.add(1);
     series.journal().notify();
 }
 
 /// Counts metric samples of the model's workers that were dropped or refused.
 pub fn samples_dropped(series: &ModelSeries, count: u64) {
+    let series = series.current();
     series.counts.samples_dropped.add(count);
     series.journal().notify();
 }
@@ -445,6 +482,11 @@ pub fn log_lines_lost(cache: &Cache, file: &str, count: u64) {
     cache.count(Builtin::LogLinesLost, &[file], count as f64);
 }
 
+#[cfg(test)]
+mod iterative_tests;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod reload_tests;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;

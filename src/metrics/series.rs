@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 use super::atomic::{Count, Level};
 use super::counts::ModelCounts;
@@ -18,6 +18,7 @@ use super::objectives::{Fault, Objectives};
 use super::responses::ResponseCells;
 use super::source::{HttpClass, LabelSet};
 use super::streams::StreamCells;
+use super::succession::{Current, Succession};
 use super::summary::CoarseClock;
 use super::tenants::{ByTenant, Tenants};
 use crate::error::Reason;
@@ -49,8 +50,8 @@ pub struct ModelSeries {
     pub(super) streams: StreamCells,
     pub(super) pending: Level,
     pub(super) instances: [Level; InstanceState::ALL.len()],
-    /// The series of earlier loads that still have requests or instances.
-    predecessors: Mutex<Vec<Weak<ModelSeries>>>,
+    /// The series of earlier loads that still have requests or instances, and those of the load that has replaced this one.
+    succession: Succession<ModelSeries>,
     /// Bytes by which loading increased the resident memory of all instances' processes.
     pub(super) memory: Count,
     /// Bytes that the instances have registered with GPU drivers (pinned memory).
@@ -91,16 +92,14 @@ pub(super) struct Times {
 
 impl ModelSeries {
     /// Creates the series with all cells at 0. `tags` are the `metric_tags` of the configuration. Each becomes a label
-    /// `_KEY`, with invalid characters replaced by `_`; of equal names the first is kept. The label `namespace`, if
-    /// there is one, is added to them.
+    /// `_KEY`, with invalid characters replaced by `_`; of equal names the first is kept.
     pub(super) fn new(
         model: &ModelVersion,
         tags: &[(String, String)],
         own_buckets: Vec<(String, Vec<f64>)>,
         (journal, tenants): (Arc<Journal>, Option<&Tenants>),
     ) -> Self {
-        let mut labels: Vec<(String, String)> = Vec::with_capacity(tags.len() + 1);
-        labels.extend(model.name.namespace().map(|namespace| ("namespace".to_owned(), namespace.to_owned())));
+        let mut labels: Vec<(String, String)> = Vec::with_capacity(tags.len());
         for (key, value) in tags {
             let name: String = key.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
             let name = format!("_{name}");
@@ -121,7 +120,7 @@ impl ModelSeries {
             streams: StreamCells::default(),
             pending: Level::default(),
             instances: Default::default(),
-            predecessors: Mutex::default(),
+            succession: Succession::default(),
             memory: Count::default(),
             pinned: Count::default(),
             gpu_memory: Mutex::default(),
@@ -152,21 +151,19 @@ impl ModelSeries {
         }
     }
 
-    /// Makes these series the successors of others, which may still have requests and instances.
-    pub(super) fn replace(&self, before: &Arc<ModelSeries>) {
-        let mut all = before.predecessors().clone();
-        all.push(Arc::downgrade(before));
-        all.retain(|other| other.strong_count() > 0);
-        *self.predecessors() = all;
+    /// Makes these series the successors of others, which may still have requests and instances: their later events count here.
+    pub(super) fn replace(self: &Arc<Self>, before: &Arc<ModelSeries>) {
+        Succession::replace(self, before, |series| &series.succession);
     }
 
-    fn predecessors(&self) -> MutexGuard<'_, Vec<Weak<ModelSeries>>> {
-        self.predecessors.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the series that views show for this load: those of the latest load that has replaced it, or these.
+    pub(super) fn current(&self) -> Current<'_, ModelSeries> {
+        self.succession.current(self)
     }
 
     /// Returns the sum of a level over this load and the remains of earlier loads.
     pub(super) fn level(&self, of: impl Fn(&ModelSeries) -> &Level) -> i64 {
-        let before: i64 = self.predecessors().iter().filter_map(Weak::upgrade).map(|other| of(&other).get()).sum();
+        let before: i64 = self.succession.predecessors().iter().map(|other| of(other).get()).sum();
         of(self).get() + before
     }
 
@@ -202,11 +199,20 @@ impl ModelSeries {
         });
     }
 
+    /// Releases a series that one of its workers wrote. Returns it if no other model's workers write it.
+    pub(super) fn release(&self, series: &Arc<Series>) -> Option<Arc<Series>> {
+        let mut owned = self.owned.lock().unwrap_or_else(PoisonError::into_inner);
+        owned.remove(&Arc::as_ptr(&series.cell).addr()).filter(Self::is_last_owner)
+    }
+
+    fn is_last_owner(series: &Arc<Series>) -> bool {
+        series.cell.owners.fetch_sub(1, Ordering::Relaxed) == 1
+    }
+
     /// Releases the series that its workers wrote. Returns those that no other model's workers write.
     pub(super) fn release_owned(&self) -> Vec<Arc<Series>> {
         let owned = std::mem::take(&mut *self.owned.lock().unwrap_or_else(PoisonError::into_inner));
-        let last = |series: &Arc<Series>| series.cell.owners.fetch_sub(1, Ordering::Relaxed) == 1;
-        owned.into_values().filter(last).collect()
+        owned.into_values().filter(Self::is_last_owner).collect()
     }
 
     /// Returns the number of waiting requests.
@@ -253,16 +259,20 @@ impl ModelSeries {
     /// Returns the labels of this model's series, the same in every view; see [`LabelSet`].
     pub(super) fn labels<'a>(&'a self, set: LabelSet, hostname: &'a str) -> Vec<(&'a str, &'a str)> {
         let version = self.version();
+        let namespace = self.model.name.namespace().map(|namespace| ("namespace", namespace));
+        let tags = self.tags.iter().map(|(name, value)| (name.as_str(), value.as_str()));
         match set {
+            LabelSet::Triton => {
+                let labels = [("model", self.model.name.bare()), ("version", version)].into_iter();
+                labels.chain(namespace).chain(tags).collect()
+            }
             LabelSet::Tagged => {
-                let tags = self.tags.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-                [("model", self.model.name.bare()), ("version", version)].into_iter().chain(tags).collect()
+                [("model", self.model.name.full()), ("version", version)].into_iter().chain(tags).collect()
             }
             LabelSet::Full => vec![("model", self.model.name.full()), ("version", version)],
             LabelSet::Alias => {
                 let labels =
                     [("model_name", self.model.name.bare()), ("model_version", version), ("hostname", hostname)];
-                let namespace = self.model.name.namespace().map(|namespace| ("namespace", namespace));
                 labels.into_iter().chain(namespace).collect()
             }
         }

@@ -26,9 +26,11 @@ pub(super) enum Source {
 /// The labels of a model's series. The only place that defines how a model's namespace appears in them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LabelSet {
-    /// `model` (the bare name), `version`, `namespace` if there is one, and the model's `metric_tags`.
+    /// As in Triton: `model` (the bare name), `version`, `namespace` if there is one, and the model's `metric_tags`.
+    Triton,
+    /// `model` (the full name, `NAMESPACE/NAME`), `version`, and the model's `metric_tags`.
     Tagged,
-    /// `model` (the full name, `NAMESPACE/NAME`) and `version`.
+    /// `model` (the full name) and `version`.
     Full,
     /// `model_name`, `model_version` and the host. Name and version are those of the alias if requests are counted by
     /// alias; otherwise the bare name and the version, plus `namespace` if there is one.
@@ -183,6 +185,10 @@ pub(super) enum Stage {
 impl Stage {
     pub(super) const ALL: [Stage; 5] =
         [Self::Request, Self::Queue, Self::ComputeInput, Self::ComputeInfer, Self::ComputeOutput];
+
+    /// The stages of one execution. A request of an iterative sequence may have several executions.
+    pub(super) const OF_EXECUTIONS: [Stage; 4] =
+        [Self::Queue, Self::ComputeInput, Self::ComputeInfer, Self::ComputeOutput];
 
     /// The stages of a request that the response cache answers.
     pub(super) const OF_HITS: [Stage; 2] = [Self::Request, Self::Queue];

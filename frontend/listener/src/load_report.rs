@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     fn report() -> Arc<LoadReport> {
-        Arc::new(LoadReport::new(Values { rps_fractional: 1.0, ..Values::default() }))
+        Arc::new(LoadReport::new(Values { rps_fractional: Some(1.0), ..Values::default() }))
     }
 
     fn headers(format: &'static str) -> HeaderMap {

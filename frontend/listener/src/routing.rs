@@ -271,7 +271,7 @@ mod tests {
         };
         let infer = "/v2/models/m/versions/1/infer";
         for (method, path, format, manager, expected) in [
-            ("POST", infer, Some("text"), true, Some("TEXT application_utilization=0,rps_fractional=0,eps=0")),
+            ("POST", infer, Some("text"), true, Some("TEXT ")),
             ("POST", infer, Some("other"), true, None),
             ("POST", infer, None, true, None),
             ("POST", infer, Some("text"), false, None),

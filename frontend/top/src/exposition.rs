@@ -17,12 +17,17 @@ impl Key {
     }
 }
 
-/// Name and version of a model.
+/// Full name and version of a model.
 pub(crate) type ModelKey = (String, String);
 
-/// Returns the model of a series.
+/// Returns the model of a series. With `--model-namespacing`, Triton's metrics have the namespace in a label, those of this
+/// server in the name of the model.
 pub(crate) fn model_key(key: &Key) -> ModelKey {
-    (key.label("model").to_owned(), key.label("version").to_owned())
+    let model = match (key.label("namespace"), key.label("model")) {
+        (namespace, model) if !namespace.is_empty() && key.name.starts_with("nv_") => format!("{namespace}/{model}"),
+        (_, model) => model.to_owned(),
+    };
+    (model, key.label("version").to_owned())
 }
 
 /// The series of one sample name.

@@ -196,6 +196,34 @@ mod tests {
     }
 
     #[test]
+    fn models_of_the_same_name_in_two_namespaces_are_separate() {
+        let text = |n: f64| {
+            let of = |namespace: &str, factor: f64| {
+                let (bare, full) =
+                    (format!("model=\"m\",version=\"1\",namespace=\"{namespace}\""), format!("{namespace}/m"));
+                let full = format!("model=\"{full}\",version=\"1\"");
+                format!(
+                    "nv_inference_request_success{{{bare}}} {}\nnv_inference_pending_request_count{{{bare}}} {factor}\n\
+                     pharos_request_duration_seconds_bucket{{{full},le=\"0.01\"}} {}\n\
+                     pharos_request_duration_seconds_bucket{{{full},le=\"+Inf\"}} {}\n\
+                     pharos_instances{{{full},state=\"ready\"}} {factor}\n",
+                    factor * n,
+                    factor * n,
+                    factor * n
+                )
+            };
+            of("/a", 2.0) + &of("/b", 4.0)
+        };
+        let found = models(&history(&[&text(1.0), &text(2.0)]));
+        let shown: Vec<_> = found
+            .iter()
+            .map(|model| (model.name.as_str(), model.requests, model.waiting, model.ready, model.p50.is_some()))
+            .collect();
+        let row = |name, factor| (name, Some(factor / 2.0), Some(factor), Some(factor), true);
+        assert_eq!(shown, [row("/a/m", 2.0), row("/b/m", 4.0)]);
+    }
+
+    #[test]
     fn metrics_that_a_server_lacks_are_missing() {
         let text = "nv_inference_request_success{model=\"m\",version=\"1\"} 5\nup 1\n";
         assert_eq!(models(&history(&[text]))[0].requests, None);

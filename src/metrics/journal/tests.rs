@@ -346,7 +346,13 @@ fn batches_set_the_gauges_of_the_host() {
     );
     let load_time = || cache.registry().family("WorkerLoadTime").unwrap().all().len();
     assert_eq!((cache.gauge("QueueTime", &["Host", "h"]).unwrap().value(), load_time()), (0.0, 1));
+    // A worker that ends takes its series along, also if it had none.
+    record::worker_loaded(&cache, &model, 4, 20);
+    [4, 5].into_iter().for_each(|gone| record::worker_removed(&cache, &model, gone));
+    assert_eq!((load_time(), visit(&cache, 10).len()), (1, 1));
     cache.model_unloaded(&model);
+    assert_eq!(load_time(), 0);
+    record::worker_removed(&cache, &model, 3);
     assert_eq!(load_time(), 0);
     // A new definition switches them off.
     let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);

@@ -8,6 +8,7 @@ use crate::timeline::Instant;
 ///
 /// Call before the response is sent, and neither for errors nor for an empty response that only marks the end.
 pub fn stream_response(series: &ModelSeries, progress: &StreamProgress, times: (Instant, Instant), bytes: u64) {
+    let series = series.current();
     series.streams.response(progress, times, bytes);
 }
 
@@ -15,5 +16,6 @@ pub fn stream_response(series: &ModelSeries, progress: &StreamProgress, times: (
 ///
 /// Call once for each request, before its last response is sent.
 pub fn stream_ended(series: &ModelSeries, progress: &StreamProgress) {
+    let series = series.current();
     series.streams.ended(progress);
 }

@@ -9,6 +9,7 @@ use crate::timeline::Timeline;
 
 /// Charges a successful request to its tenant. Call it where the request counts as done or as a hit of the response cache.
 pub fn tenant_served(series: &ModelSeries, tenant: TenantId, timeline: &Timeline) {
+    let series = series.current();
     if let Some(usage) = series.tenants.of(tenant) {
         executed(usage, timeline);
         usage.succeeded();
@@ -17,6 +18,7 @@ pub fn tenant_served(series: &ModelSeries, tenant: TenantId, timeline: &Timeline
 
 /// Charges one execution of a request that will be executed again.
 pub fn tenant_rescheduled(series: &ModelSeries, tenant: TenantId, timeline: &Timeline) {
+    let series = series.current();
     if let Some(usage) = series.tenants.of(tenant) {
         executed(usage, timeline);
     }
@@ -29,6 +31,7 @@ fn executed(usage: &Usage, timeline: &Timeline) {
 
 /// Counts a failed request of a tenant, if the model counts it as failed.
 pub fn tenant_failed(series: &ModelSeries, tenant: TenantId, reason: Reason) {
+    let series = series.current();
     if let Some(usage) = series.tenants.of(tenant).filter(|_| Failure::of(reason).is_some()) {
         usage.failed();
     }

@@ -25,6 +25,8 @@ from harness.waiting import DEADLINE_S
 RULES = sorted((ROOT / "grafana/rules").glob("*.yaml"))
 RULE_TESTS = sorted((ROOT / "grafana/rules/tests").glob("*.yaml"))
 CACHE = debian.cache("pharos-prometheus")
+SHIPPED = (ROOT / "prometheus.yaml").read_text()
+RELABELING = SHIPPED[SHIPPED.index("    metric_relabel_configs:") :]
 
 
 def program(name: str) -> str | None:
@@ -65,8 +67,8 @@ def version() -> tuple:
 
 
 class Prometheus:
-    """A Prometheus on loopback that scrapes `targets` (host:port) each second and evaluates Pharos' rules; with `native`, it scrapes
-    native histograms. Use it with `with`."""
+    """A Prometheus on loopback that scrapes `targets` (host:port) each second, with the relabeling of `prometheus.yaml`, and
+    evaluates Pharos' rules; with `native`, it scrapes native histograms. Use it with `with`."""
 
     def __init__(self, folder: Path, *targets: str, native: bool = False):
         self.folder = folder
@@ -80,6 +82,7 @@ class Prometheus:
             f"global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s{setting}}}\n"
             f"rule_files:\n{rules}"
             f"scrape_configs:\n  - job_name: pharos\n    static_configs: [{{targets: {json.dumps(targets)}}}]\n"
+            f"{RELABELING}"
         )
         self.process = None
 

@@ -83,6 +83,19 @@ def test_other_routes_do_not_report(server, method, path):
     assert post(server, path, None, "json", method)[1] is None
 
 
+@pytest.mark.parametrize("report_format", ["json", "text", "binary"])
+def test_the_first_report_has_levels_only(start, report_format):
+    """Rates are not known before a second sample: the report does not say that they are 0."""
+    server = start(["identity_fp32"])
+    request = json.dumps({"inputs": [tensor("INPUT0", "FP32", [1, 1], [1.0])]})
+    ask = lambda: orca.from_header(post(server, "/v2/models/identity_fp32/infer", request, report_format)[1])  # noqa: E731
+    first = ask()
+    assert not {"rps_fractional", "eps", "application_utilization"} & set(first)
+    assert set(first["named_metrics"]) == set(orca.NAMED) - {"utilization", "queue_duration_seconds"}
+    second = eventually("the rates are known", lambda: "rps_fractional" in (found := ask()) and found)
+    assert second["rps_fractional"] > 0 and set(second["named_metrics"]) == set(orca.NAMED)
+
+
 def test_rates_follow_the_traffic(start):
     server = start(["delay_200"])
     request = json.dumps({"inputs": [tensor("INPUT0", "FP32", [1, 1], [1.0])]})
@@ -93,7 +106,7 @@ def test_rates_follow_the_traffic(start):
         return orca.from_header(value)
 
     # One request after the other: at most 5 a second, and the instance is nearly always busy.
-    busy = eventually("the load is reported", lambda: (found := report())["application_utilization"] > 0.5 and found)
+    busy = eventually("the load is reported", lambda: (found := report()).get("application_utilization", 0) > 0.5 and found)
     assert 0.5 < busy["rps_fractional"] < 6 and busy["eps"] == 0, busy
     assert busy["named_metrics"]["execution_slots"] == 4
     assert busy["named_metrics"]["utilization"] == busy["application_utilization"]
@@ -106,12 +119,12 @@ def test_errors_of_the_server_are_reported_and_those_of_clients_are_not(start):
     server = start(["fail", "identity_fp32"])
 
     def errors(path, body):
-        return orca.from_header(post(server, path, body, "json")[1])["eps"]
+        return orca.from_header(post(server, path, body, "json")[1]).get("eps", 0)
 
     for _ in range(50):
         errors("/v2/models/identity_fp32/infer", "no JSON")
     request = json.dumps({"inputs": [tensor("INPUT0", "FP32", [1], [1.0])]})
-    rate = lambda: orca.from_header(post(server, "/v2/models/none/infer", "{}", "json")[1])["rps_fractional"]
+    rate = lambda: orca.from_header(post(server, "/v2/models/none/infer", "{}", "json")[1]).get("rps_fractional", 0)
     eventually("the rate includes the requests", lambda: rate() > 0)
     assert errors("/v2/models/identity_fp32/infer", "no JSON") == 0
     eventually("the rate of errors rises", lambda: errors("/v2/models/fail/infer", request) > 0)

@@ -44,11 +44,20 @@ def statistics(server, model: str) -> dict:
     return json.loads(server.get(f"/v2/models/{model}/stats")[1])["model_stats"][0]
 
 
+def distribution(server, model: str, part: str) -> tuple:
+    """Returns sum and count of a histogram of durations."""
+    name, scrape = f"pharos_{part}_duration_seconds", server.scrape()
+    return tuple(total(scrape, f"{name}_{what}", model=model) for what in ("sum", "count"))
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("model", ["direct", "oldest"])
 def test_a_request_is_executed_until_its_backend_ends_it(server, model):
     """One answer and one success; each execution is counted, and its time is part of the sums."""
     before = statistics(server, model)
+    parts = ("queue", "compute_input", "compute_infer", "compute_output", "request")
+    sums = lambda: {part: distribution(server, model, part) for part in parts}  # noqa: E731
+    distributions = sums()
     with tritonclient.http.InferenceServerClient(server.http) as client:
         result = client.infer(model, count_of(tritonclient.http, 7))
     assert result.as_numpy("DONE").tolist() == [[7]]
@@ -62,6 +71,12 @@ def test_a_request_is_executed_until_its_backend_ends_it(server, model):
     assert 7 * DELAY_MS * 1_000_000 <= computed <= whole
     waited = new["queue"]["ns"] - old["queue"]["ns"]
     assert waited <= whole - computed
+    # The histograms have each execution, as the sums have; the durations of requests have the request.
+    for part, (seconds, count) in sums().items():
+        key = "success" if part == "request" else part
+        grown = new[key]["ns"] - old[key]["ns"]
+        assert count - distributions[part][1] == (1 if part == "request" else 7), part
+        assert abs(seconds - distributions[part][0] - grown / 1e9) < 1e-6, part
 
 
 @pytest.mark.parametrize("model", ["direct", "oldest"])

@@ -188,7 +188,7 @@ impl Service for EchoService {
     /// The report of the model `echo` has the metric `waiting_requests`; that of the server does not.
     fn load_report(&self, model: &str, _: &str) -> Arc<LoadReport> {
         let named_metrics = if model == "echo" { vec![("waiting_requests", 3.0)] } else { Vec::new() };
-        Arc::new(LoadReport::new(Values { rps_fractional: 2.0, named_metrics, ..Values::default() }))
+        Arc::new(LoadReport::new(Values { rps_fractional: Some(2.0), named_metrics, ..Values::default() }))
     }
 
     fn statistics(&self, model: &str, _: &str) -> Result<Vec<ModelStatistics>, InferError> {

@@ -35,6 +35,13 @@ function parseLabels(text) {
   return labels;
 }
 
+// With --model-namespacing, Triton's metrics have the repository in a label, those of this server in the name of the model.
+function withFullName(series) {
+  const { namespace, model } = series.labels;
+  if (series.name.startsWith("nv_") && namespace && model) series.labels.model = `${namespace}/${model}`;
+  return series;
+}
+
 function parseNumber(text) {
   if (text === "+Inf") return Infinity;
   if (text === "-Inf") return -Infinity;
@@ -67,7 +74,7 @@ function parse(text, known = new Map()) {
     if (series === undefined) {
       series = open < 0
         ? { name: key, labels: {} }
-        : { name: line.slice(0, open), labels: parseLabels(line.slice(open + 1, end - 1)) };
+        : withFullName({ name: line.slice(0, open), labels: parseLabels(line.slice(open + 1, end - 1)) });
       known.set(key, series);
     }
     const value = parseNumber(line.slice(end + 1).trim().split(" ")[0]);
