@@ -416,7 +416,7 @@ mod tests {
     fn a_nonfinite_word_is_a_value_alone() {
         for json in ["[1NaN]", "[-NaN]", "[1.NaN]", "[NaN1]", "[NaNNaN]", "[Infinity.5]", "[1e-Inf]", "{NaN:1}"] {
             let relaxed = OnceCell::new();
-            assert!(from_relaxed::<serde::de::IgnoredAny>(json, &relaxed).is_err(), "{json}");
+            assert!(from_relaxed::<de::IgnoredAny>(json, &relaxed).is_err(), "{json}");
         }
     }
 

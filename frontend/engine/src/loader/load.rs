@@ -29,7 +29,7 @@ use crate::model_memory::MemoryShare;
 use crate::scheduler::placement::Placement;
 use crate::scheduler::{Driver, DriverSettings, Limits, placement, settings};
 use crate::serving::{Executor, Serving};
-use crate::store::{ModelFiles, scan};
+use crate::store::scan;
 use crate::supervisor::{Instances, Plan, WarmUp};
 use pharos_os::{blocking, clock, threads};
 
@@ -173,10 +173,10 @@ impl Loader {
             DriverSettings { config: config.clone(), series: series.clone(), scheduling, limits, cache: responses };
         let driver = Driver::new(settings, self.timer.clone());
         let threads = self.threads(&placements, &launch);
-        let plan = self.plan((directory.clone(), &prepared.model_files, launch), &config, threads, warmups);
+        let plan = self.plan((directory.clone(), launch), &config, threads, warmups);
         let to_load = ToLoad { name: &prepared.name, version: model.version, directory, config: Some(&config) };
         let memory = EndsIfDropped(self.room_for(&to_load).await?.map(Arc::new));
-        let plan = Arc::new(Plan { _memory: memory.0.clone(), ..plan });
+        let plan = Arc::new(Plan { _memory: memory.0.clone(), _files: prepared.model_files.clone(), ..plan });
         let (instances, loaded) = Instances::start(plan, &placements, &driver).await?;
         let time = clock::now() - began;
         if let Some(share) = &memory.0 {
@@ -251,10 +251,10 @@ impl Loader {
             let placements = placements(config, number)?;
             let warmups = warmups(config, &serving.directory)?;
             let threads = self.threads(&placements, &launch);
-            let plan = self.plan((serving.directory.clone(), &serving.files, launch), config, threads, warmups);
+            let plan = self.plan((serving.directory.clone(), launch), config, threads, warmups);
             let size = self.size_with(serving, config);
             let room = EndsIfDropped(self.room_for_more(serving, &size).await?.map(Arc::new));
-            let plan = Arc::new(Plan { _memory: room.0.clone(), ..plan });
+            let plan = Arc::new(Plan { _memory: room.0.clone(), _files: serving.files.clone(), ..plan });
             instances.resize(&plan, &placements, driver).await?;
             if let (Some(share), Some(room)) = (serving.executor.memory(), room.keep()) {
                 share.set(size);
@@ -285,7 +285,7 @@ impl Loader {
     /// Returns the settings that all instances of a version in this directory share.
     fn plan(
         self: &Arc<Self>,
-        (directory, files, launch): (PathBuf, &Arc<ModelFiles>, Launch),
+        (directory, launch): (PathBuf, Launch),
         config: &ModelConfig,
         threads: u32,
         warmups: Vec<WarmUp>,
@@ -313,7 +313,7 @@ impl Loader {
             settings: self.supervision(config, &launch),
             launch,
             _memory: None,
-            _files: files.clone(),
+            _files: Arc::new(()),
             workers: self.workers.clone(),
             cache: self.cache().clone(),
             models: this,

@@ -89,7 +89,7 @@ fn after_field(message: &[u8]) -> Option<&[u8]> {
             let (length, rest) = varint(rest)?;
             return rest.get(usize::try_from(length).ok()?..);
         }
-        // The start and the end of a group: no bytes of their own.
+        // The start and the end of a group, without bytes.
         3 | 4 => 0,
         5 => 4,
         _ => return None,
