@@ -64,6 +64,13 @@ pub(crate) struct Miss {
     lead: Option<FlightLeader>,
 }
 
+impl Miss {
+    /// Returns whether equal requests wait for the response to this one.
+    pub(crate) fn leads(&self) -> bool {
+        self.lead.is_some()
+    }
+}
+
 impl ResponseCache {
     /// Creates an empty cache, or one that uses a Redis. Needs a Tokio runtime; Redis need not be reachable yet.
     pub(crate) fn new(settings: &Settings, metrics: Arc<Cache>) -> Self {
@@ -118,30 +125,28 @@ impl ModelCache {
         {
             return hit(entry);
         }
-        let lead = match &cache.flights {
-            None => None,
-            Some(flights) => match Box::pin(flights.join(key)).await {
-                FlightOutcome::Entry(entry) => return hit(entry),
-                FlightOutcome::Lead(lead) => Some(lead),
+        let stored = async {
+            match &cache.store {
+                // Another request may have stored it between the first lookup and joining the flight.
+                Store::Local(local) => cache.flights.as_ref().and_then(|_| local.get(&key)),
+                Store::Redis(redis) => Box::pin(redis.get(&key)).await.and_then(|bytes| {
+                    let entry = Entry::decode(&bytes, &key);
+                    let entry =
+                        entry.and_then(|entry| entry.check(config, request, batch_size).map(|()| Arc::new(entry)));
+                    entry.inspect_err(|invalid| cache.report.record(CacheError::Entry, &invalid.to_string())).ok()
+                }),
+            }
+        };
+        let (found, lead) = match &cache.flights {
+            None => (stored.await, None),
+            Some(flights) => match Box::pin(flights.join(key, stored)).await {
+                FlightOutcome::Entry(entry) => (Some(entry), None),
+                FlightOutcome::Lead(lead) => (None, Some(lead)),
             },
         };
-        let found = match &cache.store {
-            // Another request may have stored it between the first lookup and taking the lead.
-            Store::Local(local) => lead.as_ref().and_then(|_| local.get(&key)),
-            Store::Redis(redis) => Box::pin(redis.get(&key)).await.and_then(|bytes| {
-                let entry = Entry::decode(&bytes, &key);
-                let entry = entry.and_then(|entry| entry.check(config, request, batch_size).map(|()| Arc::new(entry)));
-                entry.inspect_err(|invalid| cache.report.record(CacheError::Entry, &invalid.to_string())).ok()
-            }),
-        };
-        match (found, lead) {
-            (Some(entry), lead) => {
-                if let Some(lead) = lead {
-                    lead.finish(&entry);
-                }
-                hit(entry)
-            }
-            (None, lead) => Found::Miss(Miss { key, lookup_ns: clock::now().ns_since(started), lead }),
+        match found {
+            Some(entry) => hit(entry),
+            None => Found::Miss(Miss { key, lookup_ns: clock::now().ns_since(started), lead }),
         }
     }
 

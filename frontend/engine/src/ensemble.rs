@@ -1,7 +1,7 @@
 //! Executes ensembles as `pharos::ensemble` decides. A step is an ordinary request of its model, with that model's statistics,
 //! queue, batches and cache. Must not depend on how models are found or loaded: see [`Members`].
 //!
-//! Everything runs in the client's task. Concurrent steps are concurrent futures, so dropping the request, or an error of one
+//! Everything runs in the client's task, except for a request of an ensemble for whose response others wait. Concurrent steps are concurrent futures, so dropping the request, or an error of one
 //! step, drops and thereby cancels the others. A tensor between two steps stays in the arena of the first step's worker until it
 //! is copied, once, into the arena of the next worker.
 
@@ -26,8 +26,9 @@ use pharos::metrics::series::ModelSeries;
 use pharos::model::{Checked, ModelConfig, Scheduling};
 use pharos::request_trace::Traced;
 use pharos::timeline::{Instant, Timeline};
+use tokio::task::JoinSet;
 
-use crate::cache::{Found, ModelCache};
+use crate::cache::{Found, Miss, ModelCache};
 use crate::scheduler::{Answer, answer_found, record_miss, request_trace};
 use pharos_os::clock;
 use request::{EnsembleRequest, StepOutputs};
@@ -91,6 +92,9 @@ pub(crate) trait Members: Send + Sync + Sized + 'static {
         request: InferRequest,
     ) -> Result<Self::Responses, InferError>;
 }
+
+/// A request whose steps have run, and the response.
+type Ran<M> = Result<(EnsembleRequest<M>, InferResponse), InferError>;
 
 /// An ensemble to execute, and the source of its members.
 pub(crate) struct Target<'a, M: Members> {
@@ -203,12 +207,13 @@ pub(crate) fn infer<M: Members>(
             }
             request.timeline.queue_start = clock::now();
         }
-        let run = run(&target, request).await;
+        let run = match miss {
+            None => run(&target, request).await,
+            Some(miss) if miss.leads() => in_task(run_and_store(&target, request, miss)).await,
+            Some(miss) => run_and_store(&target, request, miss).await,
+        };
         let (request, mut response) = run.map_err(|error| unanswered.failed(error))?;
         unanswered.answered = true;
-        if let (Some(cache), Some(miss)) = (&ensemble.cache, miss) {
-            record_miss(version.series(), cache.store(miss, &response), &mut response);
-        }
         record_success(&request, &checked, &response.timeline);
         // An ensemble executes each request on its own.
         response.timeline.batch_size = checked.batch_size.max(1);
@@ -216,14 +221,42 @@ pub(crate) fn infer<M: Members>(
     })
 }
 
+/// Runs the steps of a request that the response cache did not have, and stores the response.
+///
+/// # Errors
+/// As [`run`].
+fn run_and_store<M: Members>(
+    target: &Target<'_, M>,
+    request: InferRequest,
+    miss: Miss,
+) -> impl Future<Output = Ran<M>> + Send + use<M> {
+    let (members, version) = (Arc::clone(target.members), Arc::clone(target.version));
+    async move {
+        let not_found = || InferError::internal("a model is not an ensemble");
+        let ensemble = version.ensemble().ok_or_else(not_found)?;
+        let target = Target { members: &members, version: &version, ensemble };
+        let (request, mut response) = run(&target, request).await?;
+        if let Some(cache) = &ensemble.cache {
+            record_miss(version.series(), cache.store(miss, &response), &mut response);
+        }
+        Ok((request, response))
+    }
+}
+
+/// Runs a request for whose response others wait. They need not wait for this request's client: as a step of a decoupled ensemble,
+/// its future is polled only while that client reads. Dropping the returned future cancels the request.
+async fn in_task<M: Members>(request: impl Future<Output = Ran<M>> + Send + 'static) -> Ran<M> {
+    let mut task = JoinSet::new();
+    task.spawn(request);
+    let ended = task.join_next().await.and_then(Result::ok);
+    ended.unwrap_or_else(|| Err(InferError::internal("the request of an ensemble ended without a response")))
+}
+
 /// Runs the steps that the requested outputs need. The caller records the success.
 ///
 /// # Errors
 /// A member is not available, or a step failed: the first error, after which the other steps are cancelled.
-async fn run<M: Members>(
-    target: &Target<'_, M>,
-    request: InferRequest,
-) -> Result<(EnsembleRequest<M>, InferResponse), InferError> {
+async fn run<M: Members>(target: &Target<'_, M>, request: InferRequest) -> Ran<M> {
     let mut running = EnsembleRequest::begin(target, request)?;
     let made = poll_fn(|cx| running.poll_next(cx)).await;
     let id = running.request.id.clone();

@@ -314,7 +314,7 @@ impl SequenceBatcher {
         let Some((number, Current { key, shape_key, queued, end, .. })) = found else { return false };
         let split = if self.overlaps() { self.split(number) } else { None };
         let holder = split.unwrap_or(number);
-        self.table.push_front(holder, Step { request, key, shape_key, queued, end });
+        self.table.push_front(holder, Step { request, key, shape_key, queued, end, deadline: None });
         if let Some(sequence) = self.table.get_mut(holder) {
             sequence.held = hold;
         }

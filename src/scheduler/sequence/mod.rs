@@ -13,7 +13,8 @@
 //! or its instance is lost. [`Action::SequencesEnded`] reports sequences that end without an END step to the instance. A
 //! sequence is idle if none of its requests waits or executes (as in Triton's schema; Triton's code also ends sequences whose
 //! last request takes longer than the idle time). A sequence whose instance is lost is never continued: all its waiting
-//! requests are rejected, and so are later ones of the same id until START or until the idle time has passed.
+//! requests are rejected, and so are later ones of the same id until START or until the idle time has passed. In the backlog, a
+//! sequence without requests is idle too; with implicit starts it loses its place at once.
 //!
 //! # Strategies
 //! `direct`: slots are positions in the batch. A batch extends to the last slot with a waiting request; slots without a request,
@@ -128,10 +129,12 @@ impl SequenceBatcher {
     fn add(&mut self, number: Number, ticket: &Ticket, (wanted, now): (&InSequence, Instant)) {
         let Some(sequence) = self.table.get_mut(number) else { return };
         let begun = !sequence.is_idle() || sequence.running.is_some();
-        let backlogged = sequence.assignment == Assignment::Backlog;
+        let (backlogged, was_idle) = (sequence.assignment == Assignment::Backlog, sequence.is_idle());
         // The backend decides whether an iterative request is the last step.
         let end = wanted.end && !self.sequences.iterative;
-        let step = Step { request: ticket.request, key: 0, shape_key: ticket.shape_key, queued: now, end };
+        let timeout = Some(ticket.timeout_us).filter(|timeout| backlogged && *timeout != 0);
+        let deadline = timeout.map(|timeout| now + Duration::from_micros(timeout));
+        let step = Step { request: ticket.request, key: 0, shape_key: ticket.shape_key, queued: now, end, deadline };
         let overlaps = self.overlaps();
         let again = wanted.start && begun && !overlaps;
         self.table.push(number, step, again || overlaps);
@@ -139,10 +142,11 @@ impl SequenceBatcher {
             self.restarts += 1;
             self.decided.push_back(Action::SequenceRestarted { request: ticket.request });
         }
-        if !backlogged {
+        if was_idle || !backlogged {
             self.table.set_alarm(number, None);
-        } else if ticket.timeout_us != 0 {
-            self.table.set_earlier_alarm(number, now + Duration::from_micros(ticket.timeout_us));
+        }
+        if let Some(deadline) = deadline {
+            self.table.set_earlier_alarm(number, deadline);
         }
         if wanted.end || self.is_alone(wanted) {
             self.table.close(number);
@@ -159,14 +163,14 @@ impl SequenceBatcher {
         self.decided.push_back(Action::Reject { request, reason });
     }
 
-    /// Closes a sequence and rejects all its waiting requests, or all from one request on.
+    /// Closes a sequence and rejects all its waiting requests, or a cancelled request and all behind it.
     fn give_back(&mut self, number: Number, from: Option<RequestId>, reason: RejectReason) {
         self.table.close(number);
         for request in self.table.take_waiting(number, from) {
             if let Some(instance) = self.instance_of(number) {
                 instance.withdraw(request);
             }
-            self.reject(request, reason);
+            self.reject(request, if from == Some(request) { RejectReason::Cancelled } else { reason });
         }
     }
 
@@ -187,7 +191,8 @@ impl SequenceBatcher {
             return;
         }
         let (waits, origin, continues) = (!sequence.queue.is_empty(), sequence.origin, sequence.continued > 0);
-        let closed = sequence.closed;
+        // An implicit start needs no place in the backlog: the next request of the id starts the sequence.
+        let ends = sequence.closed || self.sequences.implicit_start && sequence.assignment == Assignment::Backlog;
         self.end_request(number);
         if waits {
             return self.issue(number);
@@ -195,7 +200,7 @@ impl SequenceBatcher {
         if continues {
             return;
         }
-        if closed {
+        if ends {
             self.finish(number);
             return self.advance_origin(origin, now);
         }
@@ -223,10 +228,10 @@ impl SequenceBatcher {
     /// Ends the sequences whose timeout or idle time has passed.
     fn expire(&mut self, now: Instant) {
         while let Some(number) = self.table.pop_alarm(now) {
-            match self.table.get(number).map(|sequence| sequence.assignment) {
-                Some(Assignment::Backlog) => self.give_back(number, None, RejectReason::SequenceTimeout),
-                Some(Assignment::Slot(..)) => self.idle_evicted += 1,
-                Some(Assignment::Leaving(_) | Assignment::Continued(_) | Assignment::Lost) | None => {}
+            match self.table.get(number).map(|sequence| (sequence.assignment, sequence.is_idle())) {
+                Some((Assignment::Backlog, false)) => self.give_back(number, None, RejectReason::SequenceTimeout),
+                Some((Assignment::Backlog | Assignment::Slot(..), _)) => self.idle_evicted += 1,
+                Some((Assignment::Leaving(_) | Assignment::Continued(_) | Assignment::Lost, _)) | None => {}
             }
             self.table.close(number);
             self.finish(number);
@@ -301,7 +306,7 @@ impl Scheduler for SequenceBatcher {
         if let Some(number) = self.table.waiting_in(request) {
             match self.sequences.implicit_start || self.overlaps() {
                 true => self.remove_one(number, request),
-                false => self.give_back(number, Some(request), RejectReason::Cancelled),
+                false => self.give_back(number, Some(request), RejectReason::SequenceCancelled),
             }
             self.advance(number, now);
         }

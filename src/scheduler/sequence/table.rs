@@ -18,6 +18,8 @@ pub(super) struct Step {
     pub(super) shape_key: u64,
     pub(super) queued: Instant,
     pub(super) end: bool,
+    /// When its timeout passes, if it arrived while its sequence waited for a slot.
+    pub(super) deadline: Option<Instant>,
 }
 
 /// The assignment of a sequence to a slot.
@@ -65,7 +67,8 @@ pub(super) struct Sequence {
     pub(super) origin: Option<Number>,
     /// The number of its requests that are [`Assignment::Continued`].
     pub(super) continued: usize,
-    /// When the sequence is ended: the timeout in the backlog, otherwise the end of its idle time.
+    /// When the sequence is ended: at the end of its idle time or, while its requests wait in the backlog, at their earliest
+    /// timeout.
     alarm: Option<Instant>,
 }
 
@@ -275,7 +278,10 @@ impl Table {
             slots.owners.resize(at + 1, None);
         }
         slots.owners[at] = Some(number);
-        self.set_alarm(number, None);
+        // Timeouts end with the backlog. The idle time continues.
+        if self.get(number).is_some_and(|sequence| !sequence.is_idle()) {
+            self.set_alarm(number, None);
+        }
         if let Some(sequence) = self.get_mut(number) {
             sequence.assignment = Assignment::Slot(instance, slot);
         }
@@ -317,7 +323,7 @@ impl Table {
     pub(super) fn issue(&mut self, number: Number) -> Option<Step> {
         let sequence = self.sequences.get_mut(&number)?;
         let step = sequence.queue.pop_front()?;
-        let Step { request, key, shape_key, queued, end } = step;
+        let Step { request, key, shape_key, queued, end, .. } = step;
         sequence.current = Some(Current { request, key, shape_key, queued, end, sent: false });
         Some(step)
     }
@@ -344,6 +350,7 @@ impl Table {
         for request in &requests {
             self.waiting.remove(request);
         }
+        self.update_timeout(number);
         requests
     }
 
@@ -355,6 +362,16 @@ impl Table {
             sequence.queue.retain(|step| step.request != request);
         }
         self.waiting.remove(&request);
+        self.update_timeout(number);
+    }
+
+    /// After requests were removed: the timeout of a sequence in the backlog is the earliest of those that still wait.
+    fn update_timeout(&mut self, number: Number) {
+        let Some(sequence) = self.get(number) else { return };
+        if sequence.assignment == Assignment::Backlog {
+            let earliest = sequence.queue.iter().filter_map(|step| step.deadline).min();
+            self.set_alarm(number, earliest);
+        }
     }
 
     /// Closes a sequence: it accepts no more requests, and its id may start another.

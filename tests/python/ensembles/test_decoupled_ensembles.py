@@ -2,6 +2,9 @@
 `test_streams.py` and `test_ensemble_tables.py` compare them with a real Triton."""
 
 import asyncio
+import concurrent.futures
+import contextlib
+import http.client
 import json
 import queue
 import threading
@@ -13,12 +16,13 @@ import tritonclient.grpc.aio
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from ensembles.decoupled import ENSEMBLES, MEMBERS, asked, read, stub, values
+from ensembles.decoupled import ENSEMBLES, MEMBERS, asked, one, read, stub, values
 from harness.connections import connect, post
-from harness.processes import memory
+from harness.processes import held, memory
 from harness.sequence_models import config as sequence_config, controls
 from harness.server import Server, total
-from harness.stream_models import build
+from harness.statistics import until_received
+from harness.stream_models import REPEAT, build, ensemble, model, passed, repeated, step
 from harness.streams import Collected, repeat_inputs
 from harness.waiting import DEADLINE_S, eventually, holds_for, pause_as_client, settled
 
@@ -250,6 +254,69 @@ def test_a_reader_that_does_not_read_stops_the_members(server, way):
     leave()
     eventually("the producer is cancelled", lambda: canceled(server, "wide") == given_up + 1)
     assert server.ask("POST", "/v2/models/big/generate", '{"IN":1}')[0] == 200
+
+
+def test_a_reader_that_does_not_read_delays_no_equal_request(tmp_path):
+    """`single_flight`: a step of a client that does not read waits for an equal request, which is cancelled. Further equal requests
+    are executed."""
+    members = {
+        "repeat": MEMBERS["repeat"],
+        "cached": one("identity", "response_cache { enable: true }\n"),
+        "huge": model("repeat", REPEAT, copies=1 << 23),
+        "stalls": ensemble(repeated(delayed=False), passed("a", "b", "cached"), repeated("huge", "b", "OUT", False)),
+    }
+    tensor = {"name": "I0", "datatype": "INT32", "shape": [1]}
+    # Like the request of a step, which names its outputs.
+    body = lambda n: json.dumps({"inputs": [{**tensor, "data": [n]}], "outputs": [{"name": "O0"}]})  # noqa: E731
+    options = ["--cache-config=local,size=1048576", "--cache-config=local,single_flight=true"]
+    with (
+        Server(tmp_path, [build(tmp_path / "models", members)], options) as server,
+        concurrent.futures.ThreadPoolExecutor() as pool,
+        contextlib.ExitStack() as connections,
+    ):
+        ask = lambda n: server.ask("POST", "/v2/models/cached/infer", body(n))  # noqa: E731
+        assert ask(1)[0] == 200
+        with held(server, "cached"):
+            blocking = [pool.submit(ask, n) for n in range(100, 104)]
+            until_received(server, "cached", 1 + len(blocking))
+            leader = http.client.HTTPConnection(*server.http.split(":"))
+            leader.request("POST", "/v2/models/cached/infer", body(7))
+            until_received(server, "cached", 2 + len(blocking))
+            with held(server, "huge"):
+                reader = connections.enter_context(connect(server.http_port))
+                reader.sendall(post("/v2/models/stalls/generate_stream", json.dumps({"IN": [1, 7]}).encode()))
+                eventually("the producer is done", lambda: sent(server, "repeat") == 2)
+            eventually("a response is ready", lambda: sent(server, "huge") >= 1)
+            leader.close()
+            eventually("the leader is cancelled", lambda: canceled(server, "cached") == 1)
+        assert all(done.result()[0] == 200 for done in blocking)
+        assert ask(7)[0] == 200
+
+
+def test_a_reader_that_does_not_read_leads_no_equal_request(tmp_path):
+    """`single_flight`: a step of a client that does not read is an ensemble, whose response an equal request waits for."""
+    members = {
+        "repeat": MEMBERS["repeat"],
+        "rows_of_any": MEMBERS["rows_of_any"],
+        "huge": model("repeat", REPEAT, copies=1 << 23),
+        "cached": ensemble(passed("IN", "OUT"), extra="response_cache { enable: true }\n"),
+        "stalls": ensemble(
+            repeated(delayed=False), step("cached", {"IN": "a"}, {"OUT": "b"}), repeated("huge", "b", "OUT", False)
+        ),
+    }
+    tensor = {"name": "IN", "datatype": "INT32", "shape": [1]}
+    body = lambda n: json.dumps({"inputs": [{**tensor, "data": [n]}], "outputs": [{"name": "OUT"}]})  # noqa: E731
+    options = ["--cache-config=local,size=1048576", "--cache-config=local,single_flight=true"]
+    with Server(tmp_path, [build(tmp_path / "models", members)], options) as server:
+        ask = lambda n: server.ask("POST", "/v2/models/cached/infer", body(n))  # noqa: E731
+        assert ask(1)[0] == 200
+        with connect(server.http_port) as reader:
+            with held(server, "rows_of_any"):
+                with held(server, "huge"):
+                    reader.sendall(post("/v2/models/stalls/generate_stream", json.dumps({"IN": [1, 7]}).encode()))
+                    until_received(server, "rows_of_any", 2)
+                eventually("a response is ready", lambda: sent(server, "huge") >= 1)
+            assert ask(7)[0] == 200
 
 
 def test_a_slow_reader_gets_everything(server):

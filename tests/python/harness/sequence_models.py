@@ -69,6 +69,9 @@ MODELS = {
     **{f"id_{name}": config(f"{IDLE_LONG} direct {{ }} {controls(CORRID=corrid(name))}") for name in IDS},
     "one": config(f"{IDLE_LONG} direct {{ }} {controls()}", batch=1, delay_ms=400),
     "idle": config(f"max_sequence_idle_microseconds: 2000000 direct {{ }} {controls()}", batch=1),
+    "implicit": config(
+        f"max_sequence_idle_microseconds: 1000000 direct {{ }} {controls()}", batch=1, implicit_sequence_start="true"
+    ),
     "limited": config(
         f"{IDLE_LONG} direct {{ }} {controls()}",
         batch=1,

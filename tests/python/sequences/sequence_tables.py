@@ -87,6 +87,9 @@ START = "inference request for sequence {} to model '{}' must specify the START 
 REFUSED = "refused__START__no_id__a_batch"
 NO_ID = f"inference request to model '{REFUSED}' must specify a non-zero or non-empty correlation ID"
 TOO_MANY = f"inference request to model '{REFUSED}' must specify batch-size 1 due to requirements of sequence batcher"
+CANCELLED = (
+    "sequence {} of model '{}' was ended: one of its waiting requests was cancelled; start it again with the START flag"
+)
 
 DIFFERENCES = {
     # Newer Tritons check the type of an id with this text, as this server does.
@@ -113,6 +116,17 @@ DIFFERENCES = {
         "success": 1,
         "fail": 0,
         "failures": {},
+    },
+    # Triton's error has no text.
+    "cancelled while it waits": {
+        "results": [
+            [1, "1,0,1,1"],
+            [2, "0,0,0,0 1,0,1,2"],
+            ["cancelled here", ""],
+            ["CANCELLED", CANCELLED.format(2, "cancelled_while_it_waits")],
+            ["INVALID_ARGUMENT", START.format(2, "cancelled_while_it_waits")],
+            [7, "0,2,1,1"],
+        ]
     },
 }
 """Row -> the facts that differ from Triton's on purpose."""

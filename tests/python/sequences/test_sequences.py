@@ -2,6 +2,7 @@
 another instance changes the result."""
 
 import asyncio
+import json
 import os
 import queue
 import signal
@@ -17,6 +18,7 @@ import tritonclient.http
 import tritonclient.http.aio
 from tritonclient.utils import InferenceServerException
 
+from harness.connections import connect, post
 from harness.models import write
 from harness.processes import held, mapped
 from harness.sequence_models import IDS, MODELS
@@ -425,9 +427,26 @@ def test_a_cancelled_request_ends_its_sequence(sequences, grpc):
         ask()
         until_received(sequences, "one", before + 3)
         waiting.cancel()
-        assert [done.get(timeout=DEADLINE_S)[1].status() for _ in range(2)] == ["StatusCode.CANCELLED"] * 2
+        errors = [done.get(timeout=DEADLINE_S)[1] for _ in range(2)]
+        assert [error.status() for error in errors] == ["StatusCode.CANCELLED"] * 2
+        text = "sequence 50 of model 'one' was ended: one of its waiting requests was cancelled; start it again with the START flag"
+        assert [error.message() for error in errors].count(text) == 1
     assert done.get(timeout=DEADLINE_S)[1] is None
     assert step(grpc, "one", 51, 2, "()")[0] == 2, "its slot is free"
+
+
+def test_a_sequence_whose_only_request_was_cancelled_leaves_the_backlog(sequences, http):
+    """With implicit starts: it takes no slot, so that the next sequence waits only for the idle time of the one with the slot."""
+    backlogged = lambda: gauge(sequences, "pharos_sequences", "implicit", state="backlogged")  # noqa: E731
+    assert step(http, "implicit", 1, 1)[0] == 1
+    value = {"name": "VALUE", "datatype": "INT32", "shape": [1, 1], "data": [5]}
+    body = json.dumps({"inputs": [value], "parameters": {"sequence_id": 2}}).encode()
+    with connect(sequences.http_port) as waiting:
+        waiting.sendall(post("/v2/models/implicit/infer", body))
+        eventually("it waits", lambda: backlogged() == 1)
+    eventually("it waits no more", lambda: backlogged() == 0)
+    assert step(http, "implicit", 3, 5)[0] == 5
+    eventually("no slot is in use", lambda: gauge(sequences, "pharos_sequence_slots_used", "implicit") == 0)
 
 
 @pytest.mark.slow

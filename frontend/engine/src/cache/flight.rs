@@ -1,24 +1,32 @@
 //! Single flight: of concurrent equal requests one leads, and the others wait for its response.
 //!
-//! No follower waits forever: a leader stores its response, or is dropped (its request failed, was cancelled or lost), and then
-//! the follower that has waited longest leads.
+//! No request waits forever: a leader stores its response, or is dropped (its request failed, was cancelled or lost), and then
+//! all others join again. The first of them that runs leads. A request may not run for a long time: the steps of a decoupled
+//! ensemble run only while its client reads. So no request gets the lead while it waits, and none keeps it while it looks the key
+//! up.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pharos::cache::{Entry, Key};
 use tokio::sync::oneshot;
 
-/// Waiting requests by key. An entry exists while a leader exists.
-type Waiting = HashMap<Key, VecDeque<oneshot::Sender<FlightOutcome>>>;
+/// The requests for one key.
+#[derive(Default)]
+struct Flight {
+    /// Whether one of them leads.
+    is_led: bool,
+    /// The others, which wait or look the key up.
+    others: Vec<oneshot::Sender<Arc<Entry>>>,
+}
 
 /// The keys that are being looked up or executed.
 #[derive(Default, Clone)]
-pub(super) struct Flights(Arc<Mutex<Waiting>>);
+pub(super) struct Flights(Arc<Mutex<HashMap<Key, Flight>>>);
 
 /// The result of joining a flight.
 pub(super) enum FlightOutcome {
-    /// With the leader's response.
+    /// The stored response, or the leader's.
     Entry(Arc<Entry>),
     /// The lead: no other request is being executed for this key.
     Lead(FlightLeader),
@@ -31,80 +39,115 @@ pub(super) struct FlightLeader {
     key: Option<Key>,
 }
 
+/// A request without the lead.
+struct Joined {
+    flights: Flights,
+    key: Key,
+    /// Whether another one led when it joined.
+    follows: bool,
+    landing: oneshot::Receiver<Arc<Entry>>,
+}
+
 impl Flights {
-    /// Takes the lead, or waits for the leader.
-    pub(super) async fn join(&self, key: Key) -> FlightOutcome {
-        let landing = {
-            let mut waiting = self.lock();
-            match waiting.get_mut(&key) {
-                None => {
-                    waiting.insert(key, VecDeque::new());
-                    return FlightOutcome::Lead(FlightLeader { flights: self.clone(), key: Some(key) });
-                }
-                Some(others) => {
-                    let (sender, landing) = oneshot::channel();
-                    others.push_back(sender);
-                    landing
-                }
+    /// Waits for the leader. Without one, looks the key up and takes the lead if there is no response.
+    pub(super) async fn join(&self, key: Key, look_up: impl Future<Output = Option<Arc<Entry>>>) -> FlightOutcome {
+        let mut look_up = Some(look_up);
+        loop {
+            let joined = self.enter(key);
+            if !joined.follows
+                && let Some(look_up) = look_up.take()
+                && let Some(entry) = look_up.await
+            {
+                return FlightOutcome::Entry(entry);
             }
-        };
-        // A sender is never dropped unused. If it were, this request would continue without a flight.
-        landing.await.unwrap_or_else(|_| FlightOutcome::Lead(FlightLeader { flights: self.clone(), key: None }))
+            if let Some(outcome) = joined.landed_or_lead().await {
+                return outcome;
+            }
+        }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
+    fn enter(&self, key: Key) -> Joined {
+        let (sender, landing) = oneshot::channel();
+        let mut flights = self.lock();
+        let flight = flights.entry(key).or_default();
+        flight.others.push(sender);
+        Joined { flights: self.clone(), key, follows: flight.is_led, landing }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Flight>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+impl Joined {
+    /// Returns the response of a leader, or takes the lead. Returns `None` if the leader has ended without a response.
+    async fn landed_or_lead(mut self) -> Option<FlightOutcome> {
+        {
+            let mut flights = self.flights.lock();
+            // A leader may have come and gone during the look-up.
+            if let Ok(entry) = self.landing.try_recv() {
+                return Some(FlightOutcome::Entry(entry));
+            }
+            let flight = flights.entry(self.key).or_default();
+            if !flight.is_led {
+                flight.is_led = true;
+                return Some(FlightOutcome::Lead(FlightLeader { flights: self.flights.clone(), key: Some(self.key) }));
+            }
+        }
+        (&mut self.landing).await.ok().map(FlightOutcome::Entry)
+    }
+}
+
+impl Drop for Joined {
+    fn drop(&mut self) {
+        self.landing.close();
+        let mut flights = self.flights.lock();
+        let Some(flight) = flights.get_mut(&self.key).filter(|flight| !flight.is_led) else { return };
+        flight.others.retain(|other| !other.is_closed());
+        if flight.others.is_empty() {
+            flights.remove(&self.key);
+        }
+    }
+}
+
 impl FlightLeader {
-    /// Returns whether other requests wait now.
+    /// Returns whether other requests could use the response now.
     pub(super) fn has_followers(&self) -> bool {
         let Some(key) = &self.key else { return false };
-        self.flights.lock().get_mut(key).is_some_and(|others| {
-            others.retain(|other| !other.is_closed());
-            !others.is_empty()
+        self.flights.lock().get_mut(key).is_some_and(|flight| {
+            flight.others.retain(|other| !other.is_closed());
+            !flight.others.is_empty()
         })
     }
 
-    /// Passes the response to the waiting requests.
+    /// Passes the response to the other requests.
     pub(super) fn finish(mut self, entry: &Arc<Entry>) {
-        let Some(key) = self.key.take() else { return };
-        let others = self.flights.lock().remove(&key);
-        for other in others.into_iter().flatten() {
-            // A send fails if the waiting request was cancelled.
-            let _ = other.send(FlightOutcome::Entry(entry.clone()));
+        for other in self.end() {
+            // A send fails if the other request was cancelled.
+            let _ = other.send(entry.clone());
         }
+    }
+
+    /// Ends the flight. Returns the other requests, which join again when dropped.
+    fn end(&mut self) -> Vec<oneshot::Sender<Arc<Entry>>> {
+        let Some(key) = self.key.take() else { return Vec::new() };
+        let flight = self.flights.lock().remove(&key);
+        flight.map(|flight| flight.others).unwrap_or_default()
     }
 }
 
 impl Drop for FlightLeader {
     fn drop(&mut self) {
-        let Some(key) = self.key.take() else { return };
-        loop {
-            let next = {
-                let mut waiting = self.flights.lock();
-                let next = waiting.get_mut(&key).and_then(VecDeque::pop_front);
-                if next.is_none() {
-                    waiting.remove(&key);
-                }
-                next
-            };
-            let Some(next) = next else { return };
-            let lead = Self { flights: self.flights.clone(), key: Some(key) };
-            match next.send(FlightOutcome::Lead(lead)) {
-                Ok(()) => return,
-                // The receiver was dropped; its lead must not search for the next one too.
-                Err(FlightOutcome::Lead(mut lead)) => lead.key = None,
-                Err(FlightOutcome::Entry(_)) => {}
-            }
-        }
+        drop(self.end());
     }
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::panic)]
+#[allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
 mod tests {
+    use std::pin::Pin;
+    use std::task::{Context, Poll, Waker};
+
     use pharos::cache::Identifier;
     use pharos::id::ModelVersion;
     use pharos::infer::{InferRequest, InferResponse};
@@ -123,24 +166,32 @@ mod tests {
         Arc::new(Entry::copy_of(&InferResponse::default()))
     }
 
+    async fn none() -> Option<Arc<Entry>> {
+        None
+    }
+
     async fn lead(flights: &Flights, key: Key) -> FlightLeader {
-        match flights.join(key).await {
+        match flights.join(key, none()).await {
             FlightOutcome::Lead(lead) => lead,
             FlightOutcome::Entry(_) => panic!("nothing is stored"),
         }
     }
 
-    /// Spawns tasks that join in order, and waits until each is queued.
-    async fn followers(flights: &Flights, key: Key, count: usize) -> Vec<tokio::task::JoinHandle<FlightOutcome>> {
-        let mut tasks = Vec::new();
-        for n in 1..=count {
-            let joining = flights.clone();
-            tasks.push(tokio::spawn(async move { joining.join(key).await }));
-            while flights.lock().get(&key).map(VecDeque::len) != Some(n) {
-                tokio::task::yield_now().await;
-            }
-        }
-        tasks
+    type Joining<'a> = Pin<Box<dyn Future<Output = FlightOutcome> + 'a>>;
+
+    fn join(flights: &Flights, key: Key) -> Joining<'_> {
+        Box::pin(flights.join(key, none()))
+    }
+
+    fn poll(joining: &mut Joining<'_>) -> Poll<FlightOutcome> {
+        joining.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    /// Requests that join in order and wait.
+    fn followers(flights: &Flights, key: Key, count: usize) -> Vec<Joining<'_>> {
+        let mut all: Vec<_> = (0..count).map(|_| join(flights, key)).collect();
+        assert!(all.iter_mut().all(|one| poll(one).is_pending()));
+        all
     }
 
     #[tokio::test]
@@ -148,52 +199,68 @@ mod tests {
         let flights = Flights::default();
         let (first, other) = (lead(&flights, key(1)).await, lead(&flights, key(2)).await);
         assert!(!first.has_followers());
-        let waiting = followers(&flights, key(1), 50).await;
+        let waiting = followers(&flights, key(1), 50);
         assert!(first.has_followers() && !other.has_followers());
         let entry = entry();
         first.finish(&entry);
         for waiting in waiting {
-            assert!(matches!(waiting.await.unwrap(), FlightOutcome::Entry(found) if Arc::ptr_eq(&found, &entry)));
+            assert!(matches!(waiting.await, FlightOutcome::Entry(found) if Arc::ptr_eq(&found, &entry)));
         }
         drop(other);
         assert!(flights.lock().is_empty());
     }
 
     #[tokio::test]
-    async fn the_next_follower_leads_when_the_leader_fails() {
+    async fn another_request_leads_when_the_leader_fails() {
         let flights = Flights::default();
         let first = lead(&flights, key(1)).await;
-        let mut waiting = followers(&flights, key(1), 4).await.into_iter();
-        // The first in the queue is cancelled before the lead is passed on; the second is dropped after receiving it.
-        let gone = waiting.next().unwrap();
-        gone.abort();
-        assert!(gone.await.is_err());
+        let mut waiting = followers(&flights, key(1), 4).into_iter();
+        drop(waiting.next());
         drop(first);
-        let FlightOutcome::Lead(second) = waiting.next().unwrap().await.unwrap() else { panic!("nothing is stored") };
+        let FlightOutcome::Lead(second) = waiting.next().unwrap().await else { panic!("nothing is stored") };
+        let mut rest: Vec<_> = waiting.collect();
+        assert!(rest.iter_mut().all(|one| poll(one).is_pending()), "only one leads");
         drop(second);
-        let FlightOutcome::Lead(third) = waiting.next().unwrap().await.unwrap() else { panic!("nothing is stored") };
+        let FlightOutcome::Lead(third) = rest.remove(0).await else { panic!("nothing is stored") };
+        assert!(poll(&mut rest[0]).is_pending());
         third.finish(&entry());
-        assert!(matches!(waiting.next().unwrap().await.unwrap(), FlightOutcome::Entry(_)));
+        assert!(matches!(rest.remove(0).await, FlightOutcome::Entry(_)));
         assert!(flights.lock().is_empty());
     }
 
     #[tokio::test]
-    async fn a_lead_sent_to_a_dropped_follower_passes_on() {
+    async fn a_follower_that_does_not_run_does_not_lead() {
         let flights = Flights::default();
         let first = lead(&flights, key(1)).await;
-        let mut waiting: Vec<_> = Vec::new();
-        for _ in 0..2 {
-            let mut join = Box::pin({
-                let flights = flights.clone();
-                async move { flights.join(key(1)).await }
-            });
-            tokio::select! { biased; _ = &mut join => panic!("it waits"), () = tokio::task::yield_now() => {} }
-            waiting.push(join);
-        }
+        let mut waiting = followers(&flights, key(1), 2);
         drop(first);
-        // The lead was sent to the first follower, which is dropped before it receives it.
-        drop(waiting.remove(0));
-        assert!(matches!(waiting.remove(0).await, FlightOutcome::Lead(_)));
+        // The first follower is not polled. A new request and the other follower continue without it.
+        let FlightOutcome::Lead(second) = join(&flights, key(1)).await else { panic!("nothing is stored") };
+        drop(second);
+        let FlightOutcome::Lead(third) = waiting.remove(1).await else { panic!("nothing is stored") };
+        third.finish(&entry());
+        drop(waiting);
+        assert!(flights.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_request_does_not_lead_while_it_looks_up() {
+        let flights = Flights::default();
+        let (reply, stored) = oneshot::channel::<Option<Arc<Entry>>>();
+        let mut slow: Joining<'_> = Box::pin(flights.join(key(1), async { stored.await.unwrap() }));
+        assert!(poll(&mut slow).is_pending());
+        let FlightOutcome::Lead(leader) = join(&flights, key(1)).await else { panic!("nothing is stored") };
+        assert!(leader.has_followers(), "the response may come after the look-up");
+        leader.finish(&entry());
+        reply.send(None).unwrap();
+        assert!(matches!(slow.await, FlightOutcome::Entry(_)), "it is not executed again");
+        assert!(flights.lock().is_empty());
+
+        // The leader fails during the look-up, and a request is cancelled during its look-up.
+        let mut slow: Joining<'_> = Box::pin(flights.join(key(1), std::future::pending()));
+        assert!(poll(&mut slow).is_pending());
+        drop(lead(&flights, key(1)).await);
+        drop(slow);
         assert!(flights.lock().is_empty());
     }
 }

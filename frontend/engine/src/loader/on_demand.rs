@@ -167,7 +167,8 @@ impl Loader {
 
     /// Returns whether requests load this model.
     pub(super) fn is_on_demand(&self, prepared: &Prepared) -> bool {
-        let by_parameter = || prepared.configuration.parameter(LOAD_PARAMETER).is_some_and(|value| value == ON_DEMAND_VALUE);
+        let by_parameter =
+            || prepared.configuration.parameter(LOAD_PARAMETER).is_some_and(|value| value == ON_DEMAND_VALUE);
         self.settings.mode == Mode::OnDemand || by_parameter()
     }
 

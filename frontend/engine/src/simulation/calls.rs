@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-use pharos::error::InferError;
+use pharos::error::{InferError, Reason};
 use pharos::id::CorrelationId;
 use pharos::infer::{InferInput, InferRequest};
 use pharos::service::Streamed;
@@ -74,7 +74,7 @@ pub(super) struct Sequence {
     total: u64,
     /// Whether no more steps are sent: its end was sent, or a step has failed.
     closed: bool,
-    /// Whether a step was cancelled, so that the total is not known.
+    /// Whether the total is not known: a step was cancelled, or the sequence may begin again without notice.
     disturbed: bool,
 }
 
@@ -171,7 +171,7 @@ impl World {
         let last = self.random.chance(5);
         let open = &mut self.sequences[number];
         request.correlation_id = CorrelationId::Uint(open.id);
-        request.sequence_start = open.total == 0;
+        request.sequence_start = open.total == 0 && !self.models[model].starts_implicitly();
         request.sequence_end = last;
         open.total += value;
         open.closed = last;
@@ -197,7 +197,8 @@ impl World {
             return open[usize::try_from(self.random.below(open.len() as u64)).unwrap()];
         }
         let number = self.sequences.len();
-        self.sequences.push(Sequence { model, id: number as u64 + 1, total: 0, closed: false, disturbed: false });
+        let disturbed = self.models[model].starts_implicitly();
+        self.sequences.push(Sequence { model, id: number as u64 + 1, total: 0, closed: false, disturbed });
         number
     }
 
@@ -206,9 +207,9 @@ impl World {
         let one = &mut self.calls[call];
         if one.answers.take().is_some() {
             self.models[one.model].counted.cancelled += 1;
-            // Its sequence has a step that may not be executed.
+            // Its sequence has a step that may not be executed. With implicit starts the others continue.
             if let Some(sequence) = one.sequence {
-                self.sequences[sequence].closed = true;
+                self.sequences[sequence].closed |= !self.models[one.model].starts_implicitly();
                 self.sequences[sequence].disturbed = true;
             }
         }
@@ -327,6 +328,9 @@ impl World {
         }
         if let Some(sequence) = call.sequence {
             self.sequences[sequence].closed = true;
+            if error.reason == Reason::Timeout {
+                return Err(format!("request {number} has no timeout, but its sequence: {}", error.message));
+            }
         }
         let counted = &mut self.models[call.model].counted;
         if is_refused(error) {

@@ -177,6 +177,21 @@ impl World {
         found
     }
 
+    /// Checks that no sequence is left when all requests are answered and the idle time has passed.
+    ///
+    /// # Errors
+    /// What is left.
+    pub(super) fn check_sequences(&self) -> Result<(), String> {
+        for model in &self.models {
+            let Some((counts, _)) = model.driver.sequences() else { continue };
+            let left = counts.active + counts.backlogged + counts.slots_used;
+            if left > 0 {
+                return Err(format!("'{}' has sequences left: {counts:?}", model.name));
+            }
+        }
+        Ok(())
+    }
+
     /// Checks that nothing is left when all requests are answered.
     ///
     /// # Errors

@@ -17,6 +17,7 @@ use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
+use models::SEQUENCE_IDLE;
 use world::{Coverage, World};
 
 /// How long clients send requests, and how long the server may take afterwards to answer all.
@@ -62,7 +63,10 @@ fn simulate(world: &mut World) -> Result<(), String> {
     if let Some((number, _)) = world.ensemble_calls.iter().enumerate().find(|(_, call)| call.waits()) {
         return Err(format!("request {number} to an ensemble is never answered"));
     }
+    let end = world.now + SEQUENCE_IDLE;
+    while world.step(end)? {}
     world.check_end()?;
+    world.check_sequences()?;
     world.check_end_of_ensembles()
 }
 

@@ -25,7 +25,7 @@ pub(super) const QUEUE_TIMEOUT_US: u64 = 5_000;
 pub(super) const QUEUE_DELAY_US: u64 = 500;
 
 /// Names and configurations. With the rate limiter, instances need one unit of the resource `R`, those of `plain` two.
-const CONFIGS: [(&str, &str); 8] = [
+const CONFIGS: [(&str, &str); 9] = [
     (
         "plain",
         "max_batch_size: 4 dynamic_batching { preferred_batch_size: [ 2, 4 ] max_queue_delay_microseconds: 500 }
@@ -63,7 +63,16 @@ const CONFIGS: [(&str, &str); 8] = [
         "max_batch_size: 3 model_transaction_policy { decoupled: true } dynamic_batching { }
          instance_group { count: 2 kind: KIND_CPU RATE }",
     ),
+    (
+        "implicit",
+        "max_batch_size: 2 sequence_batching { max_sequence_idle_microseconds: 200000
+         oldest { max_candidate_sequences: 3 } } instance_group { count: 1 kind: KIND_CPU }
+         parameters { key: 'implicit_sequence_start' value { string_value: 'true' } }",
+    ),
 ];
+
+/// How long a sequence may be idle.
+pub(super) const SEQUENCE_IDLE: Duration = Duration::from_millis(200);
 
 /// The resource that an instance needs.
 const RATE: &str = "rate_limiter { resources [ { name: 'R' count: COUNT global: true } ] priority: PRIORITY }";
@@ -127,7 +136,12 @@ impl Counted {
 impl Model {
     /// Returns whether requests belong to sequences.
     pub(super) fn has_sequences(&self) -> bool {
-        matches!(self.name, "direct" | "oldest")
+        matches!(self.name, "direct" | "oldest") || self.starts_implicitly()
+    }
+
+    /// Returns whether the first request of an id starts a sequence.
+    pub(super) fn starts_implicitly(&self) -> bool {
+        self.name == "implicit"
     }
 
     /// Returns whether no instance will ever be ready.

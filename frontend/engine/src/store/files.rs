@@ -82,7 +82,8 @@ impl TemporaryDirectories {
         let path = directory.path().join(created.number.to_string());
         created.number += 1;
         let created = DirBuilder::new().mode(0o700).create(&path);
-        created.map_err(|error| io::Error::new(error.kind(), format!("cannot create '{}': {error}", path.display())))?;
+        created
+            .map_err(|error| io::Error::new(error.kind(), format!("cannot create '{}': {error}", path.display())))?;
         Ok((path, directory))
     }
 

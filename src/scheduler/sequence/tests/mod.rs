@@ -1,6 +1,7 @@
 //! Tests of single decisions. `world` tests invariants of random runs.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod backlog;
 mod limits;
 mod overlap;
 mod world;
@@ -220,7 +221,7 @@ fn a_cancelled_request_ends_its_sequence() {
     bench.send(&["(a", "a", "a", "(b"]);
     bench.check(["1: (1 (4"]);
     bench.scheduler.cancel(RequestId(2), bench.now);
-    bench.check(["2 Cancelled", "3 Cancelled"]);
+    bench.check(["2 Cancelled", "3 SequenceCancelled"]);
     bench.send(&["a"]);
     bench.check(["5 SequenceNotStarted"]);
     assert_eq!(bench.scheduler.sequences().unwrap().slots_used, 2, "its first request still executes");
@@ -229,21 +230,6 @@ fn a_cancelled_request_ends_its_sequence() {
     assert_eq!(bench.scheduler.sequences().unwrap().slots_used, 1);
     bench.scheduler.cancel(RequestId(3), bench.now);
     bench.check([]);
-}
-
-#[test]
-fn requests_before_a_cancelled_one_are_executed() {
-    for settings in [direct(), oldest(1)] {
-        let mut bench = Bench::new(settings, 1);
-        bench.send(&["(a", "a", "a", "a"]);
-        bench.check(["1: (1"]);
-        bench.scheduler.cancel(RequestId(3), bench.now);
-        bench.check(["3 Cancelled", "4 Cancelled"]);
-        bench.done(1);
-        bench.check(["1: 2"]);
-        bench.done(1);
-        bench.check(["1 ended [1]"]);
-    }
 }
 
 #[test]

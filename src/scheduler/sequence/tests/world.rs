@@ -32,6 +32,7 @@ struct Life {
 struct World {
     random: Random,
     direct: bool,
+    implicit: bool,
     capacity: u32,
     batcher: SequenceBatcher,
     now: Instant,
@@ -58,7 +59,9 @@ impl World {
         };
         let mut settings = settings(max_batch_size, strategy);
         settings.max_queue_delay_us = [0, 40][random.below(2) as usize];
-        let sequences = settings.sequence.clone().unwrap();
+        let mut sequences = settings.sequence.clone().unwrap();
+        sequences.implicit_start = random.chance(3);
+        let implicit = sequences.implicit_start;
         let capacity = match strategy {
             SequenceStrategy::Direct { .. } => max_batch_size,
             SequenceStrategy::Oldest { max_candidate_sequences } => max_candidate_sequences,
@@ -67,6 +70,7 @@ impl World {
         Self {
             random,
             direct,
+            implicit,
             capacity,
             batcher,
             now: Instant(0),
@@ -101,11 +105,11 @@ impl World {
 
     fn send(&mut self) {
         let client = self.random.below(9);
-        let start = !self.current.contains_key(&client) || self.random.chance(12);
+        let start = !self.implicit && !self.current.contains_key(&client) || self.random.chance(12);
         let end = self.random.chance(5);
         self.next += 1;
         let request = RequestId(self.next);
-        if start {
+        if start || self.implicit {
             // START of an active id continues the same life with another key.
             let goes_on = self.batcher.table.find(&CorrelationId::Uint(client + 1)).is_some_and(|number| {
                 self.batcher.table.get(number).is_some_and(|sequence| sequence.assignment != Assignment::Lost)
@@ -181,6 +185,10 @@ impl World {
                 Action::Reject { request, reason } => {
                     self.answer(request, Fate::Waits);
                     let life = self.of_request[&request];
+                    if self.implicit && reason == RejectReason::Cancelled {
+                        // The others are still executed.
+                        self.lives[life].requests.retain(|one| *one != request);
+                    }
                     let refused = matches!(reason, RejectReason::SequenceNotStarted | RejectReason::SequenceLost);
                     assert!(!refused || reason == RejectReason::SequenceLost || !self.starts[&request]);
                     // Requests before a cancelled one are still executed.
@@ -221,7 +229,7 @@ impl World {
             let here = (instance, if self.direct { place } else { 0 });
             assert_eq!(*life.place.get_or_insert(here), here, "one slot for a sequence");
             assert_eq!(life.keys.insert(step.key), step.start, "a key starts once");
-            assert_eq!(step.start, self.starts[&step.request], "start is the request's START flag");
+            assert!(self.implicit || step.start == self.starts[&step.request], "start is the request's START flag");
             if step.start {
                 assert_eq!(self.state.insert(step.key, instance), None, "a key belongs to one sequence");
             }
