@@ -373,7 +373,7 @@ mod tests {
             assert_eq!(left, 0, "files of a failed unpacking are left: {error}");
         }
         fs::write(&path, [0x1f, 0x8b, 8, 0, 1, 2, 3]).unwrap();
-        assert!(unpacked(&at(&cache), &path, python).unwrap_err().starts_with("it cannot be unpacked: "));
+        assert!(unpacked(&at(&cache), &path, python).unwrap_err().starts_with("it cannot be unpacked into "));
     }
 
     #[test]
