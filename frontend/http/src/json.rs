@@ -46,6 +46,15 @@ pub(super) fn parse_error(what: impl fmt::Display) -> InferError {
     InferError::new(ErrorCode::Internal, Reason::Malformed, message)
 }
 
+/// Returns the error for text that serde refuses: INVALID_ARG if it has too many elements, otherwise [`parse_error`].
+pub(super) fn unreadable(error: &serde_json::Error) -> InferError {
+    let refused = parse_error(error);
+    match error.is_data() && refused.message.contains(&format!(" has more than {MAX_ELEMENTS} ")) {
+        true => InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, refused.message),
+        false => refused,
+    }
+}
+
 /// Returns the error for a missing member or one of the wrong type: INTERNAL, as Triton.
 pub(super) fn type_error(prefix: &str, what: &str) -> InferError {
     InferError::new(ErrorCode::Internal, Reason::Malformed, format!("{prefix}: {what}"))
@@ -300,7 +309,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Members<'a> {
 /// Reads the members of an object; `wrong` is the error if `value` is no object.
 pub(super) fn as_members(value: &RawValue, wrong: impl FnOnce() -> InferError) -> Result<Members<'_>, InferError> {
     serde_json::from_str(value.get()).map_err(|error| match value.get().starts_with('{') {
-        true => parse_error(error),
+        true => unreadable(&error),
         false => wrong(),
     })
 }

@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 
 use super::json::{
     Elements, as_bool, as_members, as_parameter, as_string, as_u64, check_depth, from_relaxed, object, parse_error,
-    type_error, with_allowed_values, without_byte_order_mark,
+    type_error, unreadable, with_allowed_values, without_byte_order_mark,
 };
 
 object! {
@@ -92,7 +92,7 @@ fn fill(parsed: Request<'_>, binary: Data, request: &mut InferRequest) -> Result
 /// Returns the error that Triton's reader reports for JSON that serde rejected.
 fn diagnose(json: &str, error: &serde_json::Error) -> InferError {
     if !error.is_data() {
-        return parse_error(error);
+        return unreadable(error);
     }
     let shallow: Shallow<'_> = serde_json::from_str(json).unwrap_or_default();
     let not_array = |value: Option<&RawValue>| value.is_some_and(|value| !value.get().starts_with('['));
@@ -103,11 +103,11 @@ fn diagnose(json: &str, error: &serde_json::Error) -> InferError {
     } else if not_array(shallow.outputs) {
         "Unable to parse 'outputs'"
     } else if has_no_object(shallow.inputs) {
-        return one_source(None, &InputParameters::default()).err().unwrap_or_else(|| parse_error(error));
+        return one_source(None, &InputParameters::default()).err().unwrap_or_else(|| unreadable(error));
     } else if has_no_object(shallow.outputs) {
         return type_error("Unable to parse 'name'", &format!("{NO_MEMBER} 'name'"));
     } else {
-        return parse_error(error);
+        return unreadable(error);
     };
     type_error(prefix, "attempt to access JSON non-array as array")
 }

@@ -107,7 +107,8 @@ def test_every_http_endpoint_is_listed():
     for method, path, route, part, answer in map(str.split, access_table.HTTP.strip().splitlines()):
         if route == "Unknown" or "%" in path or ".." in path or path.startswith("/v1") and answer != "200":
             continue
-        if (method, route) == ("GET", "Infer"):
+        # Triton's paths with the name of a repository, which has no effect or is refused.
+        if (method, route) == ("GET", "Infer") or "/somewhere/" in path:
             continue
         for sent, name in [(r"/(m|other)(?=[/:]|$)", "/NAME"), (r"/versions/1\b", "/versions/V"), ("/r/", "/REGION/")]:
             path = re.sub(sent, name, path)

@@ -110,9 +110,6 @@ DIFFERENCES = {
         'unload par {"unload_dependents": "yes"}': NOT_BOOL,
         'unload par {"unload_dependents": 1}': NOT_BOOL,
         **{f'post v2/repository/index {{"ready":{value}}}': UNREADY for value in ("1", '"true"', "null")},
-        # This server does not have these routes.
-        "post v2/repository/somewhere/index {}": Any(404, "Not Found"),
-        "post v2/repository/somewhere/models/par/load {}": Any(404, "Not Found"),
     },
     # The configuration of a load applies until the model is unloaded, also in newer Tritons.
     "config override": {5: [200, 16], 13: [200, 4], 17: [200, {"1": 1}]},

@@ -48,6 +48,8 @@ POST    /v2/models/m/versions/1/generate         Generate                      i
 POST    /v2/models/m/generate_stream             GenerateStream                inference         200
 POST    /v2/models/m/versions/1/generate_stream  GenerateStream                inference         200
 POST    /v2/repository/index                     RepositoryIndex               model-repository  200
+POST    /v2/repository/somewhere/index           RepositoryIndex               model-repository  200
+POST    /v2/repository/somewhere/models/other/load  RepositoryLoad             model-repository  501
 POST    /v2/repository/models/other/load         RepositoryLoad                model-repository  200
 POST    /v2/repository/models/other%2Fload       RepositoryLoad                model-repository  *
 POST    /v2/repository/models/other/%6coad       RepositoryLoad                model-repository  *

@@ -26,12 +26,12 @@ NAMED = ",".join(f'"INPUT0":{number}' for number in range(1000))
 ROWS = ",".join(['{"INPUT0":1}'] * 100_000)
 
 HTTP = {
-    "inputs": (INFER, b'{"inputs":[%b]}' % ELEMENTS, 500, "an array has more than 16384 elements"),
-    "outputs": (INFER, b'{"inputs":[],"outputs":[%b]}' % ELEMENTS, 500, "an array has more than 16384 elements"),
+    "inputs": (INFER, b'{"inputs":[%b]}' % ELEMENTS, 400, "an array has more than 16384 elements"),
+    "outputs": (INFER, b'{"inputs":[],"outputs":[%b]}' % ELEMENTS, 400, "an array has more than 16384 elements"),
     "no objects": (INFER, b'{"inputs":[%b]}' % b",".join([b"0"] * COUNT), 500, "failed to parse the request JSON buffer"),
-    "parameters": (INFER, b'{"parameters":{%b},"inputs":[]}' % MEMBERS, 500, "an object has more than 16384 members"),
-    "generate": (f"/v2/models/{MODEL}/generate", b"{%b}" % MEMBERS, 500, "an object has more than 16384 members"),
-    "generate's parameters": (f"/v2/models/{MODEL}/generate", b'{"parameters":{%b}}' % MEMBERS, 500, "more than 16384 members"),
+    "parameters": (INFER, b'{"parameters":{%b},"inputs":[]}' % MEMBERS, 400, "an object has more than 16384 members"),
+    "generate": (f"/v2/models/{MODEL}/generate", b"{%b}" % MEMBERS, 400, "an object has more than 16384 members"),
+    "generate's parameters": (f"/v2/models/{MODEL}/generate", b'{"parameters":{%b}}' % MEMBERS, 400, "more than 16384 members"),
     "rows": (f"/v1/models/{MODEL}:predict", b'{"instances":[%b]}' % ELEMENTS, 400, "expected 1 inputs but got 0"),
     "names times rows": (
         f"/v1/models/{MODEL}:predict",

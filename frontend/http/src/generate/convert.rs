@@ -12,7 +12,7 @@ use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use crate::json::{
-    Members, as_members, as_parameter, as_string, check_depth, from_relaxed, parse_error, type_error,
+    Members, as_members, as_parameter, as_string, check_depth, from_relaxed, parse_error, type_error, unreadable,
     without_byte_order_mark,
 };
 use crate::{data, render};
@@ -45,7 +45,7 @@ fn diagnose(json: &str, error: &serde_json::Error) -> InferError {
         let text = "attempt to get members for non-object";
         return InferError::new(ErrorCode::Internal, Reason::Malformed, text);
     }
-    parse_error(error)
+    unreadable(error)
 }
 
 fn nested(value: &RawValue, model: &ModelMetadata, request: &mut InferRequest) -> Result<(), InferError> {

@@ -82,7 +82,7 @@ fn refusals_have_tritons_codes_and_texts() {
         ("[1]", 500, "attempt to get members for non-object".to_owned()),
         (
             &format!("{{{}\"last\":0}}", "\"\":0,".repeat(20_000)),
-            500,
+            400,
             "failed to parse the request JSON buffer: an object has more than 16384 members".to_owned(),
         ),
         (
