@@ -6,7 +6,7 @@
 //! in the numbers of its model.
 //!
 //! The series of a load may have been replaced by those of a reload while the load still answers requests. Each function finds
-//! those that views show ([`ModelSeries::current`]). Levels (pending requests, instances) and the properties of a load (its
+//! those that views show (`ModelSeries::current`). Levels (pending requests, instances) and the properties of a load (its
 //! duration, memory and worker series) stay with the load.
 
 mod connections;
