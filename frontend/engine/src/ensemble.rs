@@ -1,9 +1,9 @@
 //! Executes ensembles as `pharos::ensemble` decides. A step is an ordinary request of its model, with that model's statistics,
 //! queue, batches and cache. Must not depend on how models are found or loaded: see [`Members`].
 //!
-//! Everything runs in the client's task, except for a request of an ensemble for whose response others wait. Concurrent steps are concurrent futures, so dropping the request, or an error of one
-//! step, drops and thereby cancels the others. A tensor between two steps stays in the arena of the first step's worker until it
-//! is copied, once, into the arena of the next worker.
+//! Everything runs in the client's task, except for a request of an ensemble for whose response others wait. Concurrent steps are
+//! concurrent futures, so dropping the request, or an error of one step, drops and thereby cancels the others. A tensor between two
+//! steps stays in the arena of the first step's worker until it is copied, once, into the arena of the next worker.
 
 mod request;
 mod responses;

@@ -197,7 +197,10 @@ fn interpreters_that_cannot_run_are_refused() {
     let wrong = fixture.file("m/wrong.tar.gz", 0o644);
     let error = fixture.chosen("python", wrong.to_str());
     assert!(
-        error.starts_with("model 'm': the environment '/m/wrong.tar.gz' cannot be used: it cannot be unpacked into '/environments/pharos-environments': "),
+        error.starts_with(
+            "model 'm': the environment '/m/wrong.tar.gz' cannot be used: it cannot be unpacked into \
+             '/environments/pharos-environments': "
+        ),
         "{error}"
     );
     fixture.file("m/venv/bin/python3", 0o644);

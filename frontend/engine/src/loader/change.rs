@@ -86,14 +86,11 @@ impl Loader {
         if failed.is_empty() || running.is_empty() {
             self.commit(prepared, &plan, outcome);
         } else {
-            self.give_up(model, outcome);
+            self.give_up(prepared, outcome);
             if failing == OnLoadFailure::Withdraw {
                 self.withdraw_failed(model, &failed);
             }
         }
-        self.models.change(|table| {
-            table.states.forget_unavailable(model, |version| prepared.versions.contains_key(&version));
-        });
         if failed.is_empty() { Ok(()) } else { Err(triton_reasons(&failed)) }
     }
 
@@ -152,6 +149,7 @@ impl Loader {
                 let old = serving.insert(number, Arc::new(ready));
                 gone.extend(old.filter(|_| is_new).map(|old| (old, RetireReason::Replaced)));
             }
+            table.states.forget_unavailable(model, |version| prepared.versions.contains_key(&version));
             for (number, _) in plan.iter().filter(|(_, change)| **change == Change::Unload) {
                 table.states.set(model, *number, State::Unloading, "");
                 let unload = table.begin_unload(model, *number);
@@ -167,7 +165,8 @@ impl Loader {
     }
 
     /// Ends the new versions; the old ones continue to serve.
-    fn give_up(self: &Arc<Self>, model: &str, mut outcome: Outcome) {
+    fn give_up(self: &Arc<Self>, prepared: &Prepared, mut outcome: Outcome) {
+        let model = prepared.name.as_str();
         let snapshot = self.models.snapshot();
         let serves = |number: u64| snapshot.serving.get(model).is_some_and(|versions| versions.contains_key(&number));
         let ready = std::mem::take(&mut outcome.ready);
@@ -179,6 +178,7 @@ impl Loader {
                 let reason = "loaded, but another version of the model failed to load";
                 table.states.set(model, ready.serving.model.version, State::Unavailable, reason);
             }
+            table.states.forget_unavailable(model, |version| prepared.versions.contains_key(&version));
         });
         for Ready { serving, .. } in ready.into_iter().filter(|ready| ready.is_new) {
             self.models.retire(Arc::new(serving), RetireReason::Unserved);

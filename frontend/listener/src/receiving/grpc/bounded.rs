@@ -2,6 +2,7 @@
 //! bytes and becomes a value of hundreds of bytes, so that a bound on the bytes of a message does not bound its memory.
 
 use prost::Message;
+use prost::encoding::{WireType, decode_key, decode_varint};
 use tonic::Status;
 use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder};
 use tonic_prost::ProstCodec;
@@ -79,34 +80,21 @@ fn has_more_fields(mut message: &[u8], most: usize) -> bool {
     false
 }
 
-/// Returns what follows the field at the start of a message (Protocol Buffers, "Encoding").
-fn after_field(message: &[u8]) -> Option<&[u8]> {
-    let (tag, rest) = varint(message)?;
-    let length = match tag & 7 {
-        0 => return Some(varint(rest)?.1),
-        1 => 8,
-        2 => {
-            let (length, rest) = varint(rest)?;
-            return rest.get(usize::try_from(length).ok()?..);
+/// Returns what follows the field at the start of a message.
+fn after_field(mut message: &[u8]) -> Option<&[u8]> {
+    let (_, wire_type) = decode_key(&mut message).ok()?;
+    let length = match wire_type {
+        WireType::Varint => {
+            decode_varint(&mut message).ok()?;
+            0
         }
+        WireType::SixtyFourBit => 8,
+        WireType::LengthDelimited => usize::try_from(decode_varint(&mut message).ok()?).ok()?,
         // The start and the end of a group, without bytes.
-        3 | 4 => 0,
-        5 => 4,
-        _ => return None,
+        WireType::StartGroup | WireType::EndGroup => 0,
+        WireType::ThirtyTwoBit => 4,
     };
-    rest.get(length..)
-}
-
-/// Returns the varint at the start of `bytes`, and what follows it.
-fn varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
-    let mut value = 0;
-    for (at, &byte) in bytes.iter().take(10).enumerate() {
-        value |= u64::from(byte & 0x7f) << (7 * at);
-        if byte & 0x80 == 0 {
-            return Some((value, bytes.get(at + 1..)?));
-        }
-    }
-    None
+    message.get(length..)
 }
 
 #[cfg(test)]
