@@ -154,16 +154,20 @@ impl ForkServer {
 
     /// Reports a copy and watches it. Ends it if that fails, because the frontend then starts a program.
     fn watch(&mut self, pid: Pid) -> io::Result<()> {
-        match pidfd_open(pid, PidfdFlags::empty()) {
+        let number = pid.as_raw_nonzero().get();
+        let reported = pidfd_open(pid, PidfdFlags::empty()).map_err(io::Error::from).and_then(|process| {
+            self.report(&Report::Forked(number.cast_unsigned()), Some(&process))?;
+            Ok(process)
+        });
+        match reported {
             Ok(process) => {
-                self.report(&Report::Forked(pid.as_raw_nonzero().get().cast_unsigned()), Some(&process))?;
-                self.copies.insert(pid.as_raw_nonzero().get(), process);
+                self.copies.insert(number, process);
                 Ok(())
             }
             Err(error) => {
                 kill_process(pid, Signal::KILL)?;
                 waitpid(Some(pid), WaitOptions::empty())?;
-                Err(error.into())
+                Err(error)
             }
         }
     }

@@ -2,6 +2,11 @@
 
 mod client_memory;
 mod inputs;
+/// Returns whether a batch can have requests with different numbers of strings, which only their details contain.
+fn has_ragged_text(config: &ModelConfig) -> bool {
+    config.inputs.iter().any(|input| input.allow_ragged_batch && input.datatype == DataType::Bytes)
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
 mod responder_tests;
@@ -24,6 +29,7 @@ use std::sync::Arc;
 
 use pharos::error::InferError;
 use pharos::model::ModelConfig;
+use pharos::tensor::DataType;
 use pharos::wire::{Done, Execute, Load, Loaded};
 use pharos_backend::runtime::{BatchLoan, ClientAccess, ClientMemory, Finished, Loan, clock};
 use pharos_backend::{
@@ -143,7 +149,7 @@ impl Instance {
         Loaded {
             engine: self.backend.engine(),
             memory: self.grown,
-            details: self.backend.wants_details(),
+            details: self.backend.wants_details() || has_ragged_text(&self.config),
             has_readiness_check: self.readiness.is_some(),
             pinned: self.pinned,
         }

@@ -146,9 +146,18 @@ pub fn run() -> ExitCode {
     Worker::new().run()
 }
 
+/// Ends this process when the frontend is gone. For processes that the frontend has started for another purpose than to serve a
+/// model, with a socket as the descriptor [`SOCKET`](pharos::wire::descriptors::SOCKET).
+///
+/// # Errors
+/// The descriptor is not open, or a thread cannot be started.
+pub fn end_with_the_frontend() -> std::io::Result<()> {
+    watch::end_with_the_frontend(&descriptors::take(pharos::wire::descriptors::SOCKET, "socket")?.into())
+}
+
 /// Runs the process: loads the model, then answers batches.
 fn serve(inherited: Inherited, backends: &Registry) -> std::io::Result<()> {
-    watch::exit_with_the_frontend(&inherited.socket)?;
+    watch::end_with_the_frontend(&inherited.socket)?;
     answer(connect(inherited.socket, &inherited.frames)?, inherited.memory, backends, |load| {
         Cuda::new(load.device.clone())
     })

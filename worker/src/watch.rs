@@ -5,21 +5,28 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Signal, getpid, kill_process};
 
 /// The stack size of the watching thread, which only waits.
 const STACK: usize = 64 << 10;
 
-/// Starts a thread that ends the process as soon as the other end of `socket` is closed.
+/// The events of a closed connection, or of a descriptor that is closed.
+const ENDS: PollFlags = PollFlags::RDHUP.union(PollFlags::HUP).union(PollFlags::ERR).union(PollFlags::NVAL);
+
+/// Starts a thread that kills the process as soon as the other end of `socket` is closed. Killed, not ended: the exit handlers of
+/// libraries may wait for threads that are still computing (OpenBLAS joins its threads).
 ///
 /// # Errors
 /// The descriptor or the thread could not be created.
-pub(crate) fn exit_with_the_frontend(socket: &UnixStream) -> io::Result<()> {
+pub(crate) fn end_with_the_frontend(socket: &UnixStream) -> io::Result<()> {
     let socket = socket.try_clone()?;
     thread::Builder::new().name("watch".into()).stack_size(STACK).spawn(move || {
         loop {
             let mut polled = [PollFd::new(&socket, PollFlags::RDHUP)];
             match poll(&mut polled, None) {
-                Ok(_) if polled[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR) => {
+                Ok(_) if polled[0].revents().intersects(ENDS) => {
+                    let _ = kill_process(getpid(), Signal::KILL);
+                    // Only if it may not kill itself.
                     std::process::exit(0)
                 }
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}

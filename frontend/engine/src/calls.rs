@@ -19,6 +19,7 @@ use pharos::wire::{Answer, CREDITS, Call, CallInput, Manage, ToWorker, Verb};
 use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
 
+use crate::memory::overlap;
 use crate::scheduler::{Driver, Streamed};
 use crate::wire::SharedLink;
 use pharos_os::clock;
@@ -150,6 +151,10 @@ impl Shared {
     /// Builds the request of a call. Releases all memory that the call names, even if the request is invalid.
     fn request(&self, call: &Call) -> Result<InferRequest, InferError> {
         let link = &self.link;
+        let own = call.inputs.iter().filter(|input| input.loan.is_none());
+        if overlap(own.map(|input| (input.offset, input.len))) {
+            return Err(InferError::internal("the inputs of a call overlap"));
+        }
         let data: Vec<Option<Bytes>> = call.inputs.iter().map(|input| bytes_of(link, input)).collect();
         let mut inputs = Vec::new();
         for (input, data) in call.inputs.iter().zip(data) {

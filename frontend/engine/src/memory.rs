@@ -22,6 +22,10 @@ pub(crate) use pinned::{PinnedPool, Share};
 /// The size of each arena in bytes. This is address space; only pages that are touched use memory.
 pub(crate) const CAPACITY: u64 = 8 << 30;
 
+/// The most bytes of outputs that are copied because readers are slow. The server allocates them, and a worker can name the same
+/// block again when it is copied.
+const MOST_COPIED: u64 = CAPACITY / 4;
+
 /// The amount of unused input memory that is kept; more is returned to the system.
 const KEEP: u64 = 16 << 20;
 
@@ -164,11 +168,13 @@ struct Released {
     bytes: u64,
     /// The bytes of all blocks that have not been released.
     held: u64,
+    /// The bytes of copied blocks that are still in use.
+    copied: u64,
 }
 
 impl Outputs {
     /// Takes a block that a Done frame names; it is released when the last clone or slice of the result is dropped. `None` if the
-    /// block is not within the arena.
+    /// block is not within the arena, or if it must be copied and too much is copied already.
     pub(crate) fn take(self: &Arc<Self>, offset: u64, len: u64) -> Option<Bytes> {
         let (start, length) = (usize::try_from(offset).ok()?, usize::try_from(len).ok()?);
         // SAFETY: Only checks the bounds; the slice is dropped immediately.
@@ -179,8 +185,12 @@ impl Outputs {
             released.held
         };
         let block = Bytes::from_owner(OutputBlock { outputs: self.clone(), offset, start, length });
+        if held <= CAPACITY / 2 {
+            return Some(block);
+        }
         // A slow reader must not stall the instance: if much is held, the block is copied and released now.
-        Some(if held > CAPACITY / 2 { Bytes::copy_from_slice(&block) } else { block })
+        let count = CopiedCount::new(self, len)?;
+        Some(Bytes::from_owner(CopiedOutput { data: block.to_vec(), _count: count }))
     }
 
     /// Returns the offsets released since the last call.
@@ -230,6 +240,47 @@ impl Drop for OutputBlock {
     }
 }
 
+/// A copied block of outputs, as the owner of a [`Bytes`].
+struct CopiedOutput {
+    data: Vec<u8>,
+    _count: CopiedCount,
+}
+
+/// Counts copied bytes until it is dropped.
+struct CopiedCount {
+    outputs: Arc<Outputs>,
+    length: u64,
+}
+
+impl CopiedCount {
+    /// Returns `None` if too much is copied already.
+    fn new(outputs: &Arc<Outputs>, length: u64) -> Option<Self> {
+        let mut released = outputs.lock();
+        let copied = released.copied.checked_add(length).filter(|copied| *copied <= MOST_COPIED)?;
+        released.copied = copied;
+        Some(Self { outputs: outputs.clone(), length })
+    }
+}
+
+impl Drop for CopiedCount {
+    fn drop(&mut self) {
+        self.outputs.lock().copied -= self.length;
+    }
+}
+
+impl AsRef<[u8]> for CopiedOutput {
+    fn as_ref(&self) -> &[u8] {
+        &self.data
+    }
+}
+
+/// Returns whether blocks overlap, each an offset and a length in bytes. Empty blocks have a place too.
+pub(crate) fn overlap(blocks: impl Iterator<Item = (u64, u64)>) -> bool {
+    let mut spans: Vec<_> = blocks.map(|(offset, len)| (offset, offset.saturating_add(len.max(1)))).collect();
+    spans.sort_unstable();
+    spans.windows(2).any(|pair| pair[0].1 > pair[1].0)
+}
+
 /// Both arenas of a worker.
 pub(crate) struct Arenas {
     pub(crate) inputs: Arc<Inputs>,
@@ -276,6 +327,37 @@ mod tests {
         arenas.inputs.release(&blocks);
         arenas.inputs.trim();
         std::fs::File::from(inputs).metadata().unwrap().blocks() * 512
+    }
+
+    #[test]
+    fn copies_for_slow_readers_are_limited() {
+        let (arenas, ..) = create().unwrap();
+        let outputs = &arenas.outputs;
+        let unread = outputs.take(0, CAPACITY / 2).unwrap();
+        // Small blocks: the rest is counted, not copied.
+        outputs.lock().copied = MOST_COPIED - 200;
+        let copies = [outputs.take(64, 100).unwrap(), outputs.take(64, 100).unwrap()];
+        assert!(outputs.take(64, 100).is_none());
+        assert_eq!(outputs.take_released(), [64, 64, 64], "each is released at once");
+        drop(copies);
+        assert!(outputs.take(64, 100).is_some());
+        drop(unread);
+        assert_eq!((outputs.used(), outputs.lock().copied), (0, MOST_COPIED - 200));
+        assert!(outputs.take(64, 100).is_some() && outputs.take(CAPACITY, 1).is_none());
+    }
+
+    #[test]
+    fn blocks_that_share_a_byte_overlap() {
+        for (blocks, expected) in [
+            (vec![(0, 64), (64, 64)], false),
+            (vec![(64, 64), (0, 65)], true),
+            (vec![(0, 0), (0, 0)], true),
+            (vec![(1, u64::MAX), (0, 1)], false),
+            (vec![(1, u64::MAX), (2, u64::MAX)], true),
+            (vec![], false),
+        ] {
+            assert_eq!(overlap(blocks.iter().copied()), expected, "{blocks:?}");
+        }
     }
 
     #[test]

@@ -133,6 +133,8 @@ struct Running {
     kill_at: Option<Instant>,
     /// Whether this server has killed it.
     killed: bool,
+    /// Whether the process has ended; its last frames may not be read yet.
+    has_ended: bool,
     /// Its share of a GPU.
     device_share: Option<DeviceShare>,
 }
@@ -255,6 +257,7 @@ impl Instance {
             started,
             kill_at: None,
             killed: false,
+            has_ended: false,
             device_share,
         })
     }
@@ -441,9 +444,18 @@ fn kill(running: &mut Option<Running>, reason: &LossReason) {
     }
 }
 
+/// Waits for the next event of the process. Its connection ends with it, also if another process holds it open, such as one that the
+/// model has forked.
 async fn next_event(running: &mut Option<Running>) -> Event {
-    match running {
-        Some(running) => running.events.recv().await.unwrap_or_else(|| Event::Ended("no reason given".to_owned())),
-        None => std::future::pending().await,
+    let Some(running) = running else { return std::future::pending().await };
+    loop {
+        tokio::select! {
+            biased;
+            event = running.events.recv() => return event.unwrap_or_else(|| Event::Ended("no reason given".to_owned())),
+            _ = running.process.wait(), if !running.has_ended => {
+                running.has_ended = true;
+                running.link.close();
+            }
+        }
     }
 }

@@ -10,7 +10,7 @@ import tritonclient.http
 from harness.models import write
 from harness.onnx_file import constant, model, node
 from harness.server import Server
-from harness.statistics import sizes
+from harness.statistics import received, sizes
 from harness.waiting import eventually
 
 THREE = "dynamic_batching { preferred_batch_size: [ 3 ] max_queue_delay_microseconds: 20000000 }"
@@ -99,13 +99,22 @@ def onnx_config(backend: str) -> str:
 """
 
 
+TEXTS = f"max_batch_size: 4 {THREE} {X} {Y} {SCATTER}".replace("TYPE_FP32", "TYPE_STRING")
+TEXTS_ONNX = model([node("Identity", ["X"], ["Y"])], [("X", "BYTES", ["n"])], [("Y", "BYTES", ["n"])])
+NUMBERS = f"""backend: "builtin" {TEXTS} {(X + Y + SCATTER).replace("X", "X2").replace('"Y"', '"Y2"').replace("FP32", "STRING")}
+parameters {{ key: "function" value {{ string_value: "add_sub" }} }}
+"""
+
+
 @pytest.fixture(scope="module")
 def ragged(tmp_path_factory):
-    """Starts a server with the three models."""
+    """Starts a server with the models."""
     folder = tmp_path_factory.mktemp("ragged")
     write(folder / "models", "made_here", MADE_HERE)
     for backend in ["onnxruntime", "tract"]:
         write(folder / "models", backend, onnx_config(backend), ONNX)
+        write(folder / "models", f"texts_{backend}", f'backend: "{backend}" {TEXTS}', TEXTS_ONNX)
+    write(folder / "models", "numbers", NUMBERS)
     with Server(folder, [folder / "models"]) as running:
         yield running
 
@@ -151,6 +160,52 @@ def test_a_model_computes_over_a_ragged_batch(ragged, backend):
         assert answer["SUM"].tolist() == [[values.sum()]]
         assert answer["MOST"].tolist() == [[3]]
         assert answer["ITEM"].tolist() == [[len(values)]]
+
+
+def answers_in_order(server, name: str, requests: list) -> list:
+    """Sends requests, which map inputs to texts, one after the other for one batch; returns the statuses and answers."""
+    before = received(server, name)
+
+    def ask(inputs: dict) -> tuple:
+        shaped = [{"name": key, "datatype": "BYTES", "shape": [1, len(texts)], "data": texts} for key, texts in inputs.items()]
+        return server.infer(name, {"inputs": shaped})
+
+    with concurrent.futures.ThreadPoolExecutor(len(requests)) as pool:
+        futures = []
+        for inputs in requests:
+            futures.append(pool.submit(ask, inputs))
+            eventually("the request has arrived", lambda: received(server, name) == before + len(futures))  # noqa: B023
+        return [future.result() for future in futures]
+
+
+def data(answer: tuple) -> list:
+    """Returns the elements of each output of an answer."""
+    assert answer[0] == 200, answer
+    return [output["data"] for output in answer[1]["outputs"]]
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "tract"])
+def test_texts_of_different_lengths(ragged, backend):
+    """Requests with different numbers of texts, which have different numbers of bytes. Only the one with a wrong text fails."""
+    name = f"texts_{backend}"
+    texts = [["a"], ["Grüße", "", "b"], ["one", "x" * 1000, "", "two"]]
+    got = answers_in_order(ragged, name, [{"X": each} for each in texts])
+    assert [data(answer) for answer in got] == [[each] for each in texts]
+    assert sizes(ragged, name) == {3: 1}
+    first, (status, wrong), last = answers_in_order(ragged, name, [{"X": each} for each in (["a"] * 4, ["b", "\0"], ["c"])])
+    assert status == 400 and "not UTF-8 text without NUL bytes" in wrong["error"], wrong
+    assert (data(first), data(last)) == ([["a"] * 4], [["c"]])
+
+
+def test_numbers_as_texts_of_different_lengths(ragged):
+    """The backend adds and subtracts them. Only the request with a text that is no number fails."""
+    got = answers_in_order(ragged, "numbers", [{"X": ["5"] * count, "X2": ["3"] * count} for count in (1, 3, 4)])
+    assert [data(answer) for answer in got] == [[["8"] * count, ["2"] * count] for count in (1, 3, 4)]
+    assert sizes(ragged, "numbers") == {3: 1}
+    inputs = [{"X": texts, "X2": ["3"] * len(texts)} for texts in (["5"] * 4, ["5", "x"], ["5"])]
+    first, (status, wrong), last = answers_in_order(ragged, "numbers", inputs)
+    assert status == 400 and "x" in wrong["error"], wrong
+    assert (data(first), data(last)) == ([["8"] * 4, ["2"] * 4], [["8"], ["2"]])
 
 
 @pytest.mark.parametrize(

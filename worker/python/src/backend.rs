@@ -43,12 +43,19 @@ fn inputs_took(seconds: f64) -> PyResult<()> {
 
 /// Adds the functions of this module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(end_with_the_server, module)?)?;
     module.add_function(wrap_pyfunction!(exit, module)?)?;
     module.add_function(wrap_pyfunction!(fail, module)?)?;
     module.add_function(wrap_pyfunction!(inputs_took, module)?)?;
     module.add_function(wrap_pyfunction!(open_process, module)?)?;
     module.add_function(wrap_pyfunction!(run, module)?)?;
     module.add_function(wrap_pyfunction!(set_arguments, module)?)
+}
+
+/// Ends this process when the server is gone, also while code runs that never releases the interpreter.
+#[pyfunction]
+fn end_with_the_server() -> PyResult<()> {
+    Ok(pharos_worker::end_with_the_frontend()?)
 }
 
 /// Runs the worker until the server ends it. Returns the exit status of the process.

@@ -228,12 +228,12 @@ fn add_sub_text(
     outputs: &mut Outputs<'_>,
 ) -> Result<Vec<u8>, InferError> {
     let pairs: Vec<_> = bytes_elements(left.data).zip(bytes_elements(right.data)).collect();
-    let per_row = pairs.len() / usize::try_from(batch.rows()).unwrap_or(1).max(1);
+    let of_request = elements::counts(batch, left, pairs.len());
     let mut result = Vec::with_capacity(left.data.len().max(right.data.len()));
     let mut pairs = pairs.into_iter();
     for (position, request) in batch.requests.iter().enumerate() {
         let mut failure = None;
-        for (a, b) in pairs.by_ref().take(per_row * request.rows as usize) {
+        for (a, b) in pairs.by_ref().take(of_request(request)) {
             let sum =
                 number(left.name, a).and_then(|a| Ok((a, number(right.name, b)?))).map(|(a, b)| match operation {
                     Operation::Add => a.wrapping_add(b),

@@ -2,7 +2,8 @@
 
 use half::{bf16, f16};
 use pharos::error::InferError;
-use pharos::tensor::{DataType, bytes_elements};
+use pharos::tensor::{DataType, bytes_elements, element_count};
+use pharos::wire::BatchRequest;
 use pharos_backend::{Batch, Input, Outputs, run_error};
 
 /// An operation on two elements: wrapping for integers, or on floats.
@@ -99,12 +100,12 @@ pub(super) fn texts(
     let elements = bytes_elements(input.data).collect::<Result<Vec<_>, _>>();
     let elements =
         elements.map_err(|at| run_error(format!("input '{}' is not framed as BYTES at {at}", input.name)))?;
-    let per_row = elements.len() / usize::try_from(batch.rows()).unwrap_or(1).max(1);
+    let of_request = counts(batch, input, elements.len());
     let mut texts = Vec::with_capacity(elements.len());
     let mut rest = elements.into_iter();
     for (position, request) in batch.requests.iter().enumerate() {
         let mut bad = false;
-        for element in rest.by_ref().take(per_row * request.rows as usize) {
+        for element in rest.by_ref().take(of_request(request)) {
             let text = str::from_utf8(element).ok().filter(|text| !text.contains('\0'));
             bad |= text.is_none();
             texts.push(text.unwrap_or_default().to_owned());
@@ -115,6 +116,18 @@ pub(super) fn texts(
         }
     }
     Ok(texts)
+}
+
+/// Returns a function for the number of elements that a request has of an input, of which the batch has `elements`. Requests with a
+/// ragged input have different shapes, which its [details](BatchRequest::details) contain.
+pub(super) fn counts(batch: &Batch<'_>, input: &Input<'_>, elements: usize) -> impl Fn(&BatchRequest) -> usize + use<> {
+    let (index, per_row) = (input.index, elements / usize::try_from(batch.rows()).unwrap_or(1).max(1));
+    move |request| {
+        let ragged = request.details.iter().flat_map(|details| &details.ragged);
+        let own =
+            ragged.filter(|(position, _)| usize::from(*position) == index).find_map(|(_, shape)| element_count(shape));
+        own.and_then(|own| usize::try_from(own).ok()).unwrap_or(per_row * request.rows as usize)
+    }
 }
 
 /// Copies the parameters of each request to its response.

@@ -2,10 +2,12 @@
 //! question from standard input and writes its answer to the file OUT.
 
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pharos::wire::descriptors;
 use rustix::process::{Pid, Signal, geteuid, kill_process_group};
 use tokio::io::{AsyncRead, AsyncWriteExt};
 use tokio::net::unix::pipe::Sender;
@@ -51,15 +53,20 @@ pub(crate) async fn complete(
     let files = TemporaryFiles::new(launch.user.as_deref()).map_err(|error| failed(error.to_string()))?;
     let out = files.path().join("answer.json");
     let inherited = fork_servers.inherited(launch).unwrap_or(Inherited { threads, gpus: None });
-    let start = || Start {
-        launch,
-        arguments: vec!["--auto-complete".to_owned(), out.to_string_lossy().into_owned()],
-        inherited: inherited.clone(),
-        processors: &[],
-        files: Vec::new(),
-        reads: true,
-        temporary: Some(files.path()),
-        limit,
+    let start = || {
+        // The process ends when this server's end is closed, also if this server is killed.
+        let (own, socket) = UnixStream::pair()?;
+        let start = Start {
+            launch,
+            arguments: vec!["--auto-complete".to_owned(), out.to_string_lossy().into_owned()],
+            inherited: inherited.clone(),
+            processors: &[],
+            files: vec![(socket.into(), descriptors::SOCKET)],
+            reads: true,
+            temporary: Some(files.path()),
+            limit,
+        };
+        Ok((start, own))
     };
     let run = run_to_end((&start, fork_servers), launch.user.is_none(), model, text);
     let how = match timeout(limit, run).await {
@@ -86,15 +93,16 @@ pub(crate) async fn complete(
 
 /// Runs the process to its end, which it describes. Dropping the future kills it.
 async fn run_to_end<'a>(
-    (start, fork_servers): (&impl Fn() -> Start<'a>, &Arc<ForkServers>),
+    (start, fork_servers): (&impl Fn() -> io::Result<(Start<'a>, UnixStream)>, &Arc<ForkServers>),
     is_own_user: bool,
     model: &str,
     question: String,
 ) -> io::Result<String> {
     let mut attempt = 1;
-    let mut started = loop {
-        match spawn::start(start(), (fork_servers, attempt)).await? {
-            Some(started) => break started,
+    let (mut started, _connection) = loop {
+        let (start, connection) = start()?;
+        match spawn::start(start, (fork_servers, attempt)).await? {
+            Some(started) => break (started, connection),
             None => attempt += 1,
         }
     };

@@ -99,6 +99,12 @@ impl Link {
         }
     }
 
+    /// Ends the connection, also if the other end stays open. The session still reads the frames in the ring.
+    pub(crate) fn close(&self) {
+        // Fails if the connection has ended already.
+        let _ = rustix::net::shutdown(self.writer.as_ref(), Shutdown::Both);
+    }
+
     /// Sends a frame, immediately or when the ring has room. The session reports faults of the connection. Returns `false` and
     /// sends nothing if the frame is longer than a worker accepts.
     pub(crate) fn send(&self, frame: &ToWorker) -> bool {
@@ -163,7 +169,7 @@ impl Link {
             // Ends the session, which reports the fault.
             outbox.fault = Some(corrupt);
             outbox.bytes.clear();
-            let _ = rustix::net::shutdown(self.writer.as_ref(), Shutdown::Both);
+            self.close();
         }
         outbox.producer.must_wake_consumer()
     }

@@ -16,6 +16,7 @@ use pharos::wire::OutputBlock;
 
 use super::mismatch::Mismatch;
 use super::{Link, Part};
+use crate::memory::overlap;
 
 /// An output of a batch: its block, and the ends of each request's bytes in it.
 struct BatchOutput<'a> {
@@ -152,17 +153,17 @@ fn part_of<'a>(
 fn check_apart(config: &ModelConfig, requests: usize, blocks: &[OutputBlock]) -> Result<(), InferError> {
     let in_parts = blocks.iter().any(|block| !block.requests.is_empty());
     let most = config.outputs.len().saturating_mul(if in_parts { requests } else { 1 });
-    let mut spans: Vec<_> = blocks
-        .iter()
-        .filter(|block| !block.in_client_memory && block.loan.is_none())
-        .map(|b| (b.offset, b.offset.saturating_add(b.len.max(1))))
-        .collect();
-    spans.sort_unstable();
-    if blocks.len() > most || spans.windows(2).any(|pair| pair[0].1 > pair[1].0) {
+    let own = blocks.iter().filter(|block| !block.in_client_memory && block.loan.is_none());
+    if blocks.len() > most || overlap(own.map(|block| (block.offset, block.len))) {
         let text = format!("model '{}' gave invalid outputs: they overlap or are too many", config.name);
         return Err(InferError::internal(text));
     }
     Ok(())
+}
+
+fn unavailable(block: &OutputBlock) -> String {
+    let OutputBlock { offset, len, .. } = block;
+    format!("{len} bytes at {offset} are outside its memory, or clients have left too many of its outputs unread")
 }
 
 fn batch_output<'a>(
@@ -172,7 +173,7 @@ fn batch_output<'a>(
     data: Option<Bytes>,
 ) -> Result<BatchOutput<'a>, InferError> {
     let wrong = |text: String| InferError::internal(format!("model '{}' gave invalid outputs: {text}", config.name));
-    let data = data.ok_or_else(|| wrong(format!("{} bytes at {} are outside its memory", block.len, block.offset)))?;
+    let data = data.ok_or_else(|| wrong(unavailable(block)))?;
     let spec = config.outputs.get(usize::from(block.output));
     let spec = spec.ok_or_else(|| wrong(format!("output {} does not exist", block.output)))?;
     let wrong = |text: String| wrong(format!("output '{}' {text}", spec.name));

@@ -9,12 +9,13 @@ import os
 import sys
 import traceback
 
-from pharos_worker import driver
+from pharos_worker import _native, driver
 from pharos_worker.model_config import ModelConfig
 
 
 def main(out):
     """Reads the description, completes it and writes the result; returns the exit status."""
+    _native.end_with_the_server()
     try:
         answer = {"config": complete(json.load(sys.stdin))}
     except BaseException as error:  # noqa: B902: whatever a model raises is the user's to read

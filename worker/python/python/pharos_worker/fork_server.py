@@ -127,10 +127,21 @@ class ForkServer:
         return None
 
     def _watch(self, process):
-        descriptor = _open(process)
+        """Reports a copy and watches it; ends it if that fails, because the server then starts a program."""
+        descriptor = None
+        try:
+            descriptor = _native.open_process(process)
+            self._poll.register(descriptor, select.EPOLLIN)
+            self.report({"forked": process}, descriptor)
+        except OSError:
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+            if descriptor is not None:
+                with contextlib.suppress(OSError):
+                    self._poll.unregister(descriptor)
+                os.close(descriptor)
+            raise
         self._copies[descriptor] = process
-        self._poll.register(descriptor, select.EPOLLIN)
-        self.report({"forked": process}, descriptor)
 
     def _ended(self, descriptor):
         self._poll.unregister(descriptor)
@@ -145,16 +156,6 @@ class ForkServer:
         self._connection.close()
         for descriptor in self._copies:
             os.close(descriptor)
-
-
-def _open(process):
-    """Returns a descriptor of a copy; ends the copy if that fails, because the server then starts a program."""
-    try:
-        return _native.open_process(process)
-    except OSError:
-        os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
-        raise
 
 
 def imported_paths():
