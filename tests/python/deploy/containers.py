@@ -87,8 +87,8 @@ class Container(Server):
             text = text.replace("{{.Name}}", name)
             return re.sub(r"(^|=)/tmp", rf"\g<1>{folder}", text).replace(MODELS, str(models))
 
-        program, *rest = container["command"]
-        assert program == "pharos"
+        init, end, program, *rest = container["command"]
+        assert (init, end, program) == ("tini", "--", "pharos")
         arguments = [local(argument) for argument in [*rest, *container["args"]]]
         values = {entry["name"]: local(entry["value"]) for entry in container.get("env", [])}
         if "torchserve" in rest:

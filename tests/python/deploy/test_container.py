@@ -7,6 +7,7 @@ capabilities. A container of podman needs rights on limits and control groups th
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,13 +18,50 @@ import pytest
 from deploy import schemas
 from deploy.containers import DEPLOY
 from deploy.wheels import NATIVE, packer
+from harness.inference import one
+from harness.models import write
 from harness.ports import free_ports
-from harness.server import EXAMPLES, Server, binary, kill_all
+from harness.server import EXAMPLES, STOP_S, Server, binary, children, command_line, kill_all
+from harness.waiting import eventually
 
 FILE = DEPLOY / "Containerfile"
-BASE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pharos-container/bookworm.tar"
+BASE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pharos-container/bookworm-tini.tar"
 TOOLS = [name for name in ("podman", "mmdebstrap", "bwrap") if not shutil.which(name)]
 LABEL = "org.opencontainers.image."
+CONFIG = """backend: "python"
+input [ { name: "INPUT0" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 1 ] } ]
+"""
+ORPHANS = """
+import os, subprocess, time
+import numpy as np
+import triton_python_backend_utils as utils
+
+
+def remains(pid):
+    return os.path.exists(f"/proc/{pid}")
+
+
+def runs(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        shell = subprocess.run(["/bin/sh", "-c", "sleep 0.1 >&2 & echo $!"], stdout=subprocess.PIPE, check=True)
+        self.orphan = int(shell.stdout)
+        while runs(self.orphan):
+            time.sleep(0.01)
+
+    def execute(self, requests):
+        out = np.array([remains(self.orphan)], dtype=np.int32)
+        return [utils.InferenceResponse([utils.Tensor("OUTPUT0", out)]) for _ in requests]
+"""
+"""A model with a process that has lost its parent and ended. It answers whether the process remains, as a zombie."""
 
 
 def missing() -> str:
@@ -48,7 +86,7 @@ def base() -> Path:
         BASE.parent.mkdir(parents=True, exist_ok=True)
         made = BASE.with_suffix(f".{os.getpid()}.tar")
         try:
-            run(["mmdebstrap", "--variant=minbase", "--include=ca-certificates,python3,python3-venv", "bookworm", made])
+            run(["mmdebstrap", "--variant=minbase", "--include=ca-certificates,python3,python3-venv,tini", "bookworm", made])
         except AssertionError as error:
             pytest.skip(f"mmdebstrap cannot make the base: {error}")
         made.rename(BASE)
@@ -95,7 +133,8 @@ class Boxed(Server):
         variables = dict(entry.split("=", 1) for entry in config["Env"])
         user, group = config["User"].split(":")
         self.box = ["bwrap", "--ro-bind", root, "/", "--ro-bind", models, "/mnt/models", "--tmpfs", "/tmp", "--proc", "/proc"]
-        self.box += ["--dev", "/dev", "--die-with-parent", "--unshare-pid", "--unshare-user", "--uid", user, "--gid", group, "--cap-drop", "ALL", "--clearenv"]
+        self.box += ["--dev", "/dev", "--die-with-parent", "--unshare-pid", "--as-pid-1"]
+        self.box += ["--unshare-user", "--uid", user, "--gid", group, "--cap-drop", "ALL", "--clearenv"]
         self.box += [word for name, value in variables.items() for word in ("--setenv", name, value)]
         self.box += ["--chdir", config["WorkingDir"]]
         ports = [argument for argument in self.command[1:] if argument.startswith("--")]
@@ -106,6 +145,12 @@ class Boxed(Server):
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
 
+    def terminate(self) -> int:
+        """Sends SIGTERM to process 1; returns the exit code."""
+        (init,) = children(self.process.pid)
+        os.kill(init, signal.SIGTERM)
+        return self.process.wait(STOP_S)
+
     def inside(self, *command) -> subprocess.CompletedProcess:
         """Runs another program in the image."""
         return subprocess.run(list(map(str, [*self.box, *command])), capture_output=True, text=True, timeout=60)
@@ -113,16 +158,18 @@ class Boxed(Server):
 
 @pytest.fixture
 def boxed(podman, images, tmp_path):
-    """Returns a function that starts the command of an image with models."""
+    """Returns a function that starts the command of an image with models. With `wrong` flags, it does not become ready."""
     started = []
 
-    def begin(target: str, models: Path) -> Boxed:
+    def begin(target: str, models: Path, *wrong) -> Boxed:
         (found,) = json.loads(podman("image", "inspect", images[target]))
         root = podman("image", "mount", images[target]).strip()
         server = Boxed(tmp_path, root, found["Config"], models)
         started.append(server)
+        server.command += wrong
         server.launch()
-        server.wait_until_ready()
+        if not wrong:
+            server.wait_until_ready()
         return server
 
     yield begin
@@ -152,6 +199,7 @@ def test_the_image_serves_without_rights(podman, images, boxed, models, target):
     (found,) = json.loads(podman("image", "inspect", images[target]))
     config = found["Config"]
     assert config["User"] == "1000:1000" and config["StopSignal"] == "SIGTERM"
+    assert config["Entrypoint"] == ["/usr/bin/tini", "--", "/usr/bin/pharos"]
     assert set(config["ExposedPorts"]) == {"8000/tcp", "8001/tcp", "8082/tcp"}
     assert config["Labels"][f"{LABEL}title"] == "Pharos" and config["Labels"][f"{LABEL}licenses"] == "Apache-2.0"
     check = found["Healthcheck"]["Test"]
@@ -166,3 +214,29 @@ def test_the_image_serves_without_rights(podman, images, boxed, models, target):
     assert server.inside("/usr/bin/id", "-u").stdout == "1000\n"
     python = server.inside("/opt/pharos/bin/python3", "-c", "import pharos_worker, numpy; print(pharos_worker.__version__)")
     assert (python.returncode == 0) == (target == "full"), python.stderr
+    (init,) = children(server.process.pid)
+    assert [command_line(pid)[0] for pid in (init, *children(init))] == [b"/usr/bin/tini", b"/usr/bin/pharos"]
+    assert server.terminate() == 0, server.log_tail()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_process_1_of_the_image_reaps_processes(boxed, tmp_path_factory):
+    folder = write(tmp_path_factory.mktemp("orphans"), "orphans", CONFIG)
+    (folder / "orphans/1/model.py").write_text(ORPHANS)
+    server = boxed("full", folder)
+
+    def remains() -> bool:
+        status, answer = server.infer("orphans", one("INT32", [1], [0]))
+        assert status == 200, answer
+        return answer["outputs"][0]["data"] == [1]
+
+    eventually("the process is reaped", lambda: not remains())
+    assert server.terminate() == 0, server.log_tail()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_the_exit_code_of_the_server_is_that_of_the_container(boxed, tmp_path_factory):
+    server = boxed("slim", tmp_path_factory.mktemp("nothing"), "--no-such-flag")
+    assert server.process.wait(STOP_S) == 2 and "--no-such-flag" in server.log_path.read_text()
