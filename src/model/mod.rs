@@ -46,7 +46,7 @@ pub use config::{
 pub use controls::{ControlInput, ControlKind, ControlValues, FalseTrue};
 pub use draft::{Draft, SANDBOX};
 pub use error::ConfigError;
-pub use normalize::default_model_file;
+pub use normalize::{MAX_INSTANCES, default_model_file};
 pub use onnx::{ModelSignature, SignatureTensor};
 pub use ragged::{BatchInput, BatchInputKind, BatchOutput};
 pub use render::{ModelMetadata, TensorMetadata};

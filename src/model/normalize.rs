@@ -56,7 +56,7 @@ pub fn default_model_file(name: &str) -> Option<String> {
 }
 
 /// The maximum number of instances of one group. A higher number is taken for a mistake.
-pub(super) const MAX_INSTANCES: u32 = 4096;
+pub const MAX_INSTANCES: u32 = 4096;
 
 /// The parameter that allows a model to run on CPUs instead of a GPU.
 const CPU_FALLBACK: &str = ModelConfig::CPU_FALLBACK;

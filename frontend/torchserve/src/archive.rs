@@ -164,6 +164,10 @@ fn find(settings: &Settings, url: &str, at_start: bool) -> Result<Found, Refused
         if path.is_file() && inside {
             return Ok(Found { name: Some(keep::name_of(url)?), ..Found::at(path) });
         }
+        // The end of a device or a pipe may never come.
+        if fs::metadata(&path).is_ok_and(|found| !found.is_file()) {
+            return Err(failed(": it is not a regular file"));
+        }
         let mut source = File::open(&path).map_err(|_| failed(""))?;
         return fetched(settings, url, at_start, |file| {
             io::copy(&mut source, file).map(drop).map_err(|error| failed(&format!(": {error}")))

@@ -7,6 +7,8 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use pharos::model::MAX_INSTANCES;
+
 use super::{Archive, ModelParameters, ModelProperties, ModelYaml, Refused, RegistrationParameters, Settings};
 use pharos_os::directories;
 
@@ -111,7 +113,7 @@ impl Deployment {
         };
         let model = asked.model.or(&configured);
         let timeout = |seconds: Option<u32>, default: u32| seconds.filter(|seconds| *seconds > 0).unwrap_or(default);
-        let (min_workers, max_workers) = workers(settings, asked, &configured);
+        let (min_workers, max_workers) = workers(settings, asked, &configured).map_err(Refused::bad_request)?;
         Ok(Self {
             name,
             handler,
@@ -181,12 +183,25 @@ impl Deployment {
 }
 
 /// Returns the minimum and the maximum number of workers.
-fn workers(settings: &Settings, asked: &RegistrationParameters, configured: &ModelParameters) -> (u32, u32) {
+///
+/// # Errors
+/// The minimum is larger than the engine allows.
+fn workers(
+    settings: &Settings,
+    asked: &RegistrationParameters,
+    configured: &ModelParameters,
+) -> Result<(u32, u32), String> {
     let default = || if asked.at_start { settings.default_workers() } else { settings.configured_workers };
     // The most workers of a registration belong to its number of workers.
     let source = if asked.model.min_workers.is_some() { &asked.model } else { configured };
     let min = source.min_workers.unwrap_or_else(default);
-    (min, source.max_workers.unwrap_or(min).max(min))
+    if min > MAX_INSTANCES {
+        return Err(format!(
+            "The number of workers is {min} (initial_workers, minWorkers or default_workers_per_model); allowed are 0 to \
+             {MAX_INSTANCES}"
+        ));
+    }
+    Ok((min, source.max_workers.unwrap_or(min).max(min)))
 }
 
 fn device(settings: &Settings, yaml: &ModelYaml) -> Device {
@@ -221,7 +236,7 @@ fn streaming(archive: &Archive) -> bool {
         let source = |path: &Path| match archive.directory.is_own() {
             // Code of a package may have made something else with such a name, for example a link or a pipe.
             true => directories::read_within(path, MOST_SOURCE).ok().flatten(),
-            false => std::fs::read_to_string(path).ok(),
+            false => path.is_file().then(|| std::fs::read_to_string(path).ok()).flatten(),
         };
         sources.any(|path| source(&path).is_some_and(|source| source.contains(CALL)))
     };

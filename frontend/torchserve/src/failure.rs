@@ -66,11 +66,11 @@ pub fn worker_died(end: End) -> Refused {
     Refused::new(status, "InternalServerException", "Worker died.".to_owned())
 }
 
-/// Splits a worker's message into the status that it sets and the rest.
+/// Splits a worker's message into the status that it sets and the rest. A status below 200 would not end the response.
 fn with_status(message: &str) -> (u16, &str) {
     let given = message.strip_prefix(STATUS).and_then(|rest| rest.split_once(": "));
     let given = given.and_then(|(status, text)| Some((status.parse().ok()?, text)));
-    given.filter(|(status, _)| (100..=999).contains(status)).unwrap_or((503, message))
+    given.filter(|(status, _)| (200..=999).contains(status)).unwrap_or((503, message))
 }
 
 /// Strips the request id from a message; clients find the id in a header.
@@ -93,6 +93,7 @@ mod tests {
             (backend("Prediction failed"), 503, "InternalServerException", "Prediction failed"),
             (backend("[request id: a-b] HTTP 418: my: text"), 418, "InternalServerException", "my: text"),
             (backend("HTTP x: y"), 503, "InternalServerException", "HTTP x: y"),
+            (backend("HTTP 101: y"), 503, "InternalServerException", "HTTP 101: y"),
             (backend("HTTP 42: y"), 503, "InternalServerException", "HTTP 42: y"),
             (lost, 500, "InternalServerException", "Worker died."),
             (InferError::invalid("bad"), 400, "BadRequestException", "bad"),

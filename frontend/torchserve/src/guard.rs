@@ -20,7 +20,7 @@ use pharos_listener::access::{self, Access, GRPC_PREFIX};
 /// The access checks of the ports.
 pub(super) struct Guard {
     /// TorchServe's keys; `None` if they are disabled.
-    pub(super) tokens: Option<Tokens>,
+    pub(super) tokens: Option<Arc<Tokens>>,
     /// The tokens of `--inference-token-file` and `--management-token-file`.
     pub access: Access,
     /// `--http-restricted-api`.

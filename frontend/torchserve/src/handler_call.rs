@@ -1,6 +1,7 @@
 //! Translates between TorchServe's requests and calls of a handler. A JSON parameter carries the headers and the parts of a
 //! request to the worker, and another one the status, content type and headers of the response back.
 
+use http::header::{CONNECTION, CONTENT_LENGTH, TE, TRAILER, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use pharos::error::InferError;
 use pharos::infer::{InferInput, InferRequest, InferResponse, Parameter};
@@ -12,6 +13,10 @@ use serde_json::{Map, Value, json};
 use bytes::Bytes;
 
 use super::form::{self, Part};
+
+/// The headers that frame a response or belong to the connection. Those of a handler are dropped, as TorchServe replaces them: with
+/// another length than the body's, a client would take the rest of a response for the next one.
+const OF_CONNECTION: [HeaderName; 6] = [CONNECTION, CONTENT_LENGTH, TE, TRAILER, TRANSFER_ENCODING, UPGRADE];
 
 /// A call of a handler, without the parts of the body.
 #[derive(Clone, Debug, Default)]
@@ -115,7 +120,9 @@ pub fn answer(response: InferResponse) -> Result<Answer, InferError> {
         let (Ok(name), Ok(value)) = header else {
             return Err(wrong(format!("'{}: {}' is not a valid header", name.escape_debug(), value.escape_debug())));
         };
-        headers.insert(name, value);
+        if !OF_CONNECTION.contains(&name) {
+            headers.insert(name, value);
+        }
     }
     Ok(Answer { status: reply.status.unwrap_or(200), reason: reply.reason.unwrap_or_default(), headers, body })
 }
@@ -164,6 +171,9 @@ mod tests {
         assert_eq!((other.status, &*other.reason, other.body.len()), (418, "Tea", 0));
         let header = |name: &str| other.headers.get(name).unwrap().to_str().unwrap();
         assert_eq!((header("x-a"), header("x-b"), header("content-type")), ("1", "2", "a/b"));
+        let framed = r#"{"headers": {"Content-Length": "30", "transfer-encoding": "chunked", "Connection": "close", "x-a": "1"}}"#;
+        let framed = answer(response(framed, b"xy")).unwrap();
+        assert_eq!(framed.headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["x-a"]);
         for wrong in ["{", r#"{"headers": {"a b": "1"}}"#, r#"{"headers": {"a": "\n"}}"#] {
             let error = answer(response(wrong, b"")).unwrap_err();
             assert!(error.message.starts_with("invalid response of the worker: "), "{error}");

@@ -105,7 +105,7 @@ pub fn serve<S: Management, D: KserveGrpc>(start: Start<S, D>) -> Result<Vec<Joi
         page,
     } = start;
     let failed = |what: &str, error: io::Error| format!("{what}: {error}");
-    let tokens = settings.token.clone().map(Tokens::new).transpose();
+    let tokens = settings.token.clone().map(|token| Tokens::new(token).map(Arc::new)).transpose();
     let tokens = tokens.map_err(|error| failed("cannot write the key file", error))?;
     if tokens.is_some() && !server.tokens.is_open() {
         tracing::info!("TorchServe's ports accept TorchServe's keys and the tokens of the token files");

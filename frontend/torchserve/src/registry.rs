@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::model::MAX_INSTANCES;
 use pharos::service::{Management, Naming, Resolved};
 use pharos_os::blocking;
 use tokio::sync::{Mutex, watch};
@@ -162,7 +163,10 @@ impl<S: Management> Registry<S> {
             return Err(Refused::conflict(message));
         }
         let called = self.free_name(&name, &text);
-        let deployment = Deployment::new(&self.settings, Arc::new(archive), &asked, called)?;
+        // Reads the archive's code.
+        let settings = self.settings.clone();
+        let made = blocking::run(move || Deployment::new(&settings, Arc::new(archive), &asked, called)).await;
+        let deployment = made.unwrap_or_else(|error| Err(Refused::internal(error.to_string())))?;
         let version = Arc::new(Version::new(name.clone(), text.clone(), deployment));
         let mut models = self.write();
         let model = models.entry(name).or_insert_with(|| Model { default: text.clone(), versions: BTreeMap::new() });
@@ -190,7 +194,7 @@ impl<S: Management> Registry<S> {
     /// Changes the number of workers.
     ///
     /// # Errors
-    /// There is no such version, `max` is less than `min`, or the workers do not start.
+    /// There is no such version, `max` is less than `min`, `min` is too large, or the workers do not start.
     pub async fn scale(
         self: &Arc<Self>,
         name: &str,
@@ -212,6 +216,10 @@ impl<S: Management> Registry<S> {
             return Err(Refused::bad_request("max_worker cannot be less than min_worker."));
         }
         let found = self.find(name, version)?;
+        if min > MAX_INSTANCES {
+            let message = format!("min_worker is {min}; allowed are whole numbers from 0 to {MAX_INSTANCES}");
+            return Err(Refused::bad_request(message));
+        }
         found.resize(min, max);
         self.changed();
         if !wait {
@@ -233,35 +241,57 @@ impl<S: Management> Registry<S> {
     }
 
     async fn unregister_now(self: &Arc<Self>, name: &str, version: &str) -> Result<ManagementOutcome, Refused> {
-        let turn = self.turn.lock().await;
+        let _turn = self.turn.lock().await;
         let found = self.find(name, version)?;
         let others = self.read().get(name).is_some_and(|model| model.versions.len() > 1 && model.default == found.text);
         if others {
             let message = format!("Cannot remove default version for model {name}");
             return Err(Refused::new(403, "InvalidModelVersionException", message));
         }
-        drop(turn);
-        self.remove(&found).await;
+        self.remove_in_turn(&found).await;
         Ok(ManagementOutcome::ok(format!("Model \"{name}\" unregistered")))
     }
 
-    /// Stops the workers of a version and removes its files.
+    /// Unregisters a version whose workers do not start, and stops them.
     async fn remove(self: &Arc<Self>, version: &Arc<Version>) {
         let _turn = self.turn.lock().await;
-        {
-            let mut models = self.write();
-            if let Some(model) = models.get_mut(&version.name)
-                && model.versions.get(&version.text).is_some_and(|known| Arc::ptr_eq(known, version))
-            {
-                model.versions.remove(&version.text);
-            }
-            models.retain(|_, model| !model.versions.is_empty());
+        self.remove_in_turn(version).await;
+    }
+
+    /// Unregisters a version, stops its workers and removes its files, unless it is not registered any more: then another version may
+    /// have its name in the engine. The caller holds `turn`.
+    async fn remove_in_turn(self: &Arc<Self>, version: &Arc<Version>) {
+        if !self.take(version) {
+            return;
         }
         version.stop(self).await;
         // Another version may have been registered with the same archive file.
         let kept = version.deployment().archive.kept.clone().filter(|kept| !self.uses(kept.path()));
         remove_download(kept).await;
         self.changed();
+    }
+
+    /// Removes a version from the table. If it was the default of others, the first of them becomes the default. Returns false if the
+    /// version is not registered.
+    fn take(&self, version: &Arc<Version>) -> bool {
+        let mut models = self.write();
+        let Some(model) = models.get_mut(&version.name) else { return false };
+        if !model.versions.get(&version.text).is_some_and(|known| Arc::ptr_eq(known, version)) {
+            return false;
+        }
+        model.versions.remove(&version.text);
+        match model.versions.keys().next().cloned() {
+            None => drop(models.remove(&version.name)),
+            Some(other) if model.default == version.text => {
+                let (name, text) = (&version.name, &version.text);
+                tracing::warn!(
+                    "the default version {text} of model {name} was removed; the default version is now {other}"
+                );
+                model.default = other;
+            }
+            Some(_) => {}
+        }
+        true
     }
 
     /// Whether a version uses this archive file.

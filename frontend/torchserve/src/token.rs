@@ -30,6 +30,7 @@ pub enum Purpose {
 pub const FAILED: &str = "Token Authorization failed. Token either incorrect, expired, or not provided correctly";
 
 /// A key with an expiration time.
+#[derive(Clone)]
 struct Expiring {
     key: String,
     until: Instant,
@@ -37,6 +38,7 @@ struct Expiring {
     shown: String,
 }
 
+#[derive(Clone)]
 struct Keys {
     management: Expiring,
     inference: Expiring,
@@ -62,8 +64,10 @@ struct Shown {
 /// The keys of a server.
 pub struct Tokens {
     settings: Token,
-    // Locked to compare or to replace keys.
+    // Locked to compare or to replace keys, without any wait.
     keys: Mutex<Keys>,
+    // Held while keys are renewed and written to the file.
+    renewal: Mutex<()>,
 }
 
 impl Tokens {
@@ -74,7 +78,7 @@ impl Tokens {
     pub fn new(settings: Token) -> io::Result<Self> {
         let expiration = settings.expiration;
         let keys = Keys { management: expiring(expiration)?, inference: expiring(expiration)?, renewal: key()? };
-        let tokens = Self { settings, keys: Mutex::new(keys) };
+        let tokens = Self { settings, keys: Mutex::new(keys), renewal: Mutex::default() };
         tokens.write(&tokens.keys())?;
         Ok(tokens)
     }
@@ -99,26 +103,21 @@ impl Tokens {
         Err(Refused::new(400, "InvalidKeyException", FAILED.to_owned()))
     }
 
-    /// Replaces the key of the given name and writes the file. Returns `None` for an unknown name.
+    /// Replaces the key of the given name and writes the file, which can take long. Returns `None` for an unknown name.
     ///
     /// # Errors
     /// As for [`Tokens::new`]; the old key stays valid.
     pub fn renew(&self, name: &str) -> io::Result<Option<()>> {
-        let new = expiring(self.settings.expiration)?;
-        let mut keys = self.keys();
+        let _turn = self.renewal.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut keys = self.keys().clone();
         let place = match name {
             "management" => &mut keys.management,
             "inference" => &mut keys.inference,
             _ => return Ok(None),
         };
-        let old = std::mem::replace(place, new);
-        if let Err(error) = self.write(&keys) {
-            match name {
-                "management" => keys.management = old,
-                _ => keys.inference = old,
-            }
-            return Err(error);
-        }
+        *place = expiring(self.settings.expiration)?;
+        self.write(&keys)?;
+        *self.keys() = keys;
         Ok(Some(()))
     }
 

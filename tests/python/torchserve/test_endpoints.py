@@ -535,6 +535,19 @@ def test_one_address_may_serve_everything(tmp_path):
         assert json.loads(server.ask("GET", "/v2/models/m")[2])["versions"] == ["1.0"]
 
 
+def test_each_form_of_a_version_counts_in_one_series(home):
+    """Clients of the v2 protocol can write a number in any form. The second version of a model has a name of this server."""
+    for version in ("1.0", "2.0"):
+        home.register(home.archive("forms", version=version))
+    for version in ("1", "01", "+1", "0" * 300 + "1"):
+        assert home.ask("POST", f"/v2/models/forms@2.0/versions/{version}/infer", b'{"inputs": []}', JSON)[0] == 400
+    found = {labels: value for (name, labels), value in home.scrape().items() if name == "ts_inference_requests_total"}
+    versions = {dict(labels)["model_version"]: value for labels, value in found.items() if dict(labels)["model_name"] == "forms@2.0"}
+    assert versions == {"1": 4}
+    for version in ("2.0", "1.0"):
+        assert home.manage("DELETE", f"/models/forms/{version}")[0] == 200
+
+
 def test_requests_share_a_batch(home):
     home.register("batched-1.0.mar")
     with ThreadPoolExecutor(3) as pool:

@@ -15,7 +15,8 @@ pub(super) fn check(model: &str, sent: &Override) -> Result<(), InferError> {
         match Draft::from_json(&sent.config) {
             Ok(draft) if draft.can_run_code() => "models of the configuration in the request can run code: without permission, \
                  its backend must be builtin, onnxruntime or tract, or its platform ensemble or onnxruntime_onnx, without the \
-                 parameter 'sandbox'"
+                 parameter 'sandbox' and without names of files for ONNX Runtime (libraries of operators, options of \
+                 accelerators, entries of the session)"
                 .to_owned(),
             _ => return Ok(()),
         }
@@ -48,6 +49,8 @@ mod tests {
             r#"{"backend":"builtin"}"#,
             r#"{"platform":"onnxruntime_onnx"}"#,
             r#"{"platform":"ensemble"}"#,
+            r#"{"backend":"onnxruntime","optimization":{"execution_accelerators":{"gpu_execution_accelerator":[{"name":"tensorrt",
+                "parameters":{"precision_mode":"FP16"}}]}},"parameters":{"session.x":{"string_value":"y"}}}"#,
             // The loader names what is wrong.
             "{",
         ] {
@@ -59,6 +62,12 @@ mod tests {
             r#"{"backend":"mine"}"#,
             r#"{"platform":"pytorch_libtorch"}"#,
             r#"{"backend":"onnxruntime","parameters":{"sandbox":{"string_value":"off"}}}"#,
+            r#"{"backend":"onnxruntime","model_operations":{"op_library_filename":["/tmp/x.so"]}}"#,
+            r#"{"backend":"onnxruntime","optimization":{"execution_accelerators":{"gpu_execution_accelerator":[{"name":"tensorrt",
+                "parameters":{"trt_extra_plugin_lib_paths":"/tmp/x.so"}}]}}}"#,
+            r#"{"backend":"onnxruntime","optimization":{"execution_accelerators":{"cpu_execution_accelerator":[{"name":"openvino",
+                "parameters":{"cache_dir":"/tmp"}}]}}}"#,
+            r#"{"backend":"onnxruntime","parameters":{"session.collect_node_memory_stats_to_file":{"string_value":"/tmp/x"}}}"#,
         ] {
             let text = refused(config, None).unwrap_or_default();
             assert!(text.starts_with("failed to load 'm', models of the configuration"), "{config}: {text}");

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use pharos::repository::Stamp;
+use pharos::repository::{Stamp, check_model_name};
 
 use super::files::{ModelFiles, TemporaryDirectories};
 use super::single_model::{Single, is_model};
@@ -30,12 +30,12 @@ impl Directory {
 
     /// Returns whether this is a directory of models with the directory of this model, without listing the others.
     fn holds(&self, model: &str) -> bool {
-        !scan::is_hidden(model) && is_model(&self.path.join(model))
+        is_name(model) && is_model(&self.path.join(model))
     }
 
     /// Returns whether a directory of models contains this model.
     fn has_directory(&self, model: &str) -> bool {
-        !scan::is_hidden(model) && self.path.join(model).is_dir()
+        is_name(model) && self.path.join(model).is_dir()
     }
 }
 
@@ -91,6 +91,37 @@ impl Store for Directory {
             Some(single) if single.name == model => single.local(&self.links).map(Some),
             Some(_) => Ok(None),
             None => Ok(self.has_directory(model).then(|| ModelFiles::permanent(self.path.join(model)))),
+        }
+    }
+}
+
+/// Returns whether a model of a directory may have this name. A name may come from a client, also as that of a member of an
+/// ensemble, and a path would lead out of the repository.
+fn is_name(model: &str) -> bool {
+    !scan::is_hidden(model) && check_model_name(model).is_ok()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn no_name_leads_out_of_the_repository() {
+        let folder = tempfile::tempdir().unwrap();
+        let top = folder.path().canonicalize().unwrap();
+        let (inside, outside) = (top.join("models"), top.join("outside"));
+        for directory in [&inside, &outside] {
+            fs::create_dir_all(directory.join("m/1")).unwrap();
+            fs::write(directory.join("m/config.pbtxt"), "").unwrap();
+        }
+        let store = Directory::new(inside.clone(), None);
+        assert_eq!(store.local("m").unwrap().unwrap().path(), inside.join("m"));
+        let absolute = outside.join("m").display().to_string();
+        for name in [absolute.as_str(), "../outside/m", "m/../../outside/m", "m/1", "", ".", ".."] {
+            assert!(!store.has(name) && store.local(name).unwrap().is_none(), "{name:?}");
         }
     }
 }

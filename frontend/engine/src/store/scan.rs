@@ -1,6 +1,6 @@
 //! Reads a model's directory: versions, configuration, and fingerprints of the files.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Read};
@@ -41,11 +41,12 @@ pub(crate) fn contents(path: &Path, config_name: Option<&str>) -> io::Result<Con
         Err(error) => return Err(unreadable(&config_path, &error)),
     };
     let mut contents = Contents { config_path, config, ..Contents::default() };
+    let mut known = HashSet::new();
     for (name, directory) in directories(path)? {
         let Some(version) = parse_version_directory(&name) else { continue };
         for entry in fs::read_dir(&directory)? {
             let name = entry?.file_name().to_string_lossy().into_owned();
-            if !contents.files.contains(&name) {
+            if known.insert(name.clone()) {
                 contents.files.push(name);
             }
         }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
+use rustix::io::Errno;
 
 use crate::Refused;
 
@@ -79,12 +80,19 @@ impl Part {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         remove_incomplete(store);
         let (begin, end) = PART;
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = store.join(format!("{begin}{}-{number}-{name}{end}", std::process::id()));
-        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
-        // The lock shows other servers that the file is still in use. Errors are ignored: some file systems have no locks.
-        let _ = flock(&file, FlockOperation::NonBlockingLockExclusive);
-        Ok(Self { path, target: store.join(name), file })
+        loop {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let path = store.join(format!("{begin}{}-{number}-{name}{end}", std::process::id()));
+            let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
+            // The lock shows other registrations, also of other servers, that the file is still in use. Errors are ignored: some
+            // file systems have no locks.
+            let locked = flock(&file, FlockOperation::NonBlockingLockExclusive);
+            // Before that, one may have taken it for the file of a killed server.
+            if locked != Err(Errno::WOULDBLOCK) && fs::symlink_metadata(&path).is_ok() {
+                return Ok(Self { path, target: store.join(name), file });
+            }
+            let _ = fs::remove_file(&path);
+        }
     }
 
     /// Returns the file to write to.
@@ -100,7 +108,7 @@ impl Part {
         let identity = identity(&self.file.metadata()?);
         match renameat_with(CWD, &self.path, CWD, &self.target, RenameFlags::NOREPLACE) {
             // Some file systems lack RENAME_NOREPLACE; use a hard link there.
-            Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => fs::hard_link(&self.path, &self.target)?,
+            Err(Errno::INVAL | Errno::NOSYS) => fs::hard_link(&self.path, &self.target)?,
             renamed => renamed?,
         }
         Ok(StoredFile { path: self.target.clone(), identity })
@@ -125,5 +133,31 @@ fn remove_incomplete(store: &Path) {
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
             let _ = fs::remove_file(entry.path());
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn concurrent_downloads_do_not_remove_the_files_of_each_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let killed = folder.path().join(".pharos-1-0-old.mar.part");
+        fs::write(&killed, "half").unwrap();
+        let keep = |thread: usize| {
+            for number in 0..200 {
+                let part = Part::new(folder.path(), &format!("{thread}-{number}.mar")).unwrap();
+                let kept = part.finish().unwrap();
+                assert!(kept.path().is_file());
+                kept.remove();
+            }
+        };
+        thread::scope(|scope| (0..8).for_each(|thread| drop(scope.spawn(move || keep(thread)))));
+        assert!(!killed.exists(), "files of killed servers are removed");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 }

@@ -80,9 +80,11 @@ impl Pip {
             command.spawn().map_err(|error| format!("cannot start '{}': {error}", self.python.display()))?;
         let status = wait_within(&mut child, PIP_TIMEOUT)
             .ok_or_else(|| format!("pip did not end within {} s", PIP_TIMEOUT.as_secs()))?;
-        let mut text = String::new();
+        let mut text = Vec::new();
         // Not by its name, at which code of a package may have put another file.
-        let _ = end_of(&mut output).read_to_string(&mut text);
+        let _ = end_of(&mut output).read_to_end(&mut text);
+        // The end may begin within a character.
+        let text = String::from_utf8_lossy(&text);
         let _ = fs::remove_file(&path);
         if status.success() {
             return Ok(());

@@ -269,3 +269,16 @@ fn accepts_stored_entries_and_refuses_truncated_archives() {
     fs::write(fixture.store("m.tar.gz"), [0x1f, 0x8b, 8, 0, 1, 2, 3]).unwrap();
     assert!(fixture.open("m.tar.gz").unwrap_err().message.contains("broken tar file"));
 }
+
+#[test]
+fn errors_of_pip_are_shown_whatever_its_output_is() {
+    let mut fixture = Fixture::new(&[("install_py_dep_per_model", "true")]);
+    // `sh -m pip` runs the file `pip` of the archive.
+    fixture.settings.pip.python = "/bin/sh".into();
+    let manifest = MANIFEST.replace("\"handler\"", "\"requirementsFile\": \"requirements.txt\", \"handler\"");
+    let pip = "printf 'caf\\351\\nERROR: no such package\\n' >&2; exit 3";
+    let files = [("MAR-INF/MANIFEST.json", &*manifest), ("pip", pip), ("requirements.txt", "none\n")];
+    mar(&fixture.store("m.mar"), &[&files[..], &FILES[1..]].concat());
+    let refused = fixture.open("m.mar").unwrap_err();
+    assert!(refused.message.ends_with("for model noop: exit status: 3: ERROR: no such package"), "{refused}");
+}

@@ -18,6 +18,9 @@ use super::pieces::Pieces;
 /// The archive is truncated or invalid, or has an entry that is not allowed; the text names the entry.
 pub(super) fn unpack(file: &Path, target: &Path, limits: &Limits) -> Result<(), String> {
     let unreadable = |error: std::io::Error| format!("cannot read the archive: {error}");
+    if !std::fs::metadata(file).map_err(unreadable)?.is_file() {
+        return Err(format!("'{}' is neither a regular file nor a directory", file.display()));
+    }
     let mut reader = BufReader::with_capacity(1 << 18, File::open(file).map_err(unreadable)?);
     let mut start = Vec::new();
     reader.by_ref().take(262).read_to_end(&mut start).map_err(unreadable)?;

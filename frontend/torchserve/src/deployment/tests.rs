@@ -164,3 +164,15 @@ fn configures_sequences_and_streaming_from_the_yaml_and_the_handler() {
         assert!(text.contains(part), "{part} in {text}");
     }
 }
+
+#[test]
+fn refuses_more_workers_than_the_engine_allows() {
+    let fixture = Fixture::new("minWorkers: 4097\n");
+    let refused = fixture.deployment("", 0, &handled()).unwrap_err();
+    assert_eq!((refused.status, refused.kind), (400, "BadRequestException"));
+    assert!(refused.message.starts_with("The number of workers is 4097 ("), "{refused}");
+    assert!(refused.message.ends_with("allowed are 0 to 4096"), "{refused}");
+    let model = ModelParameters { min_workers: Some(4096), ..ModelParameters::default() };
+    let most = RegistrationParameters { model, ..handled() };
+    assert_eq!(fixture.deployment("", 0, &most).unwrap().min_workers, 4096);
+}

@@ -15,7 +15,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use http::{Request, Response};
-use hyper::body::Incoming;
 use pharos::error::Reason;
 use pharos::service::{Management, Protocol, Route};
 use pharos::timeline::Instant;
@@ -29,11 +28,11 @@ use super::Settings;
 use super::guard::{Denied, NO_MODEL_API, RequiredAccess, purpose};
 use super::rest::{Shared, V2Gate};
 use super::token::{FAILED, Purpose};
-use pharos_listener::Peer;
 use pharos_listener::access::DeniedAnswer;
 use pharos_listener::access::routes::class;
 use pharos_listener::answering::{Account, Calls};
 use pharos_listener::receiving::grpc::{Limits, received as bounded};
+use pharos_listener::{Peer, RequestBody};
 use pharos_listener::{load_report, request_log, routing};
 use pharos_os::clock;
 
@@ -81,7 +80,7 @@ pub struct Kserve<S: Management, D> {
 
 /// The gRPC services of the v2 protocol.
 pub trait KserveGrpc:
-    tower::Service<Request<Incoming>, Response = Response<Body>, Error = Infallible, Future = Answering>
+    tower::Service<Request<RequestBody>, Response = Response<Body>, Error = Infallible, Future = Answering>
     + Clone
     + Send
     + 'static
@@ -89,7 +88,7 @@ pub trait KserveGrpc:
 }
 
 impl<D> KserveGrpc for D where
-    D: tower::Service<Request<Incoming>, Response = Response<Body>, Error = Infallible, Future = Answering>
+    D: tower::Service<Request<RequestBody>, Response = Response<Body>, Error = Infallible, Future = Answering>
         + Clone
         + Send
         + 'static
@@ -161,7 +160,7 @@ fn service_of(path: &'static str) -> &'static str {
     path.trim_matches('/')
 }
 
-impl<S: Management, D: KserveGrpc> tower::Service<Request<Incoming>> for Port<S, D> {
+impl<S: Management, D: KserveGrpc> tower::Service<Request<RequestBody>> for Port<S, D> {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = Answering;
@@ -170,7 +169,7 @@ impl<S: Management, D: KserveGrpc> tower::Service<Request<Incoming>> for Port<S,
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
+    fn call(&mut self, mut request: Request<RequestBody>) -> Self::Future {
         let path = request.uri().path().to_owned();
         let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
         let (shared, received) = (self.shared.clone(), clock::now());

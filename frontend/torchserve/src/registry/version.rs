@@ -6,12 +6,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use tokio::sync::MutexGuard;
+
 use super::phase::{Phase, Progress};
 use super::{Deployment, Registry};
 use pharos_os::{blocking, clock};
 
 /// The backoff before a model is loaded again, in seconds; the last one repeats.
 const PAUSES: [u64; 18] = [0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597];
+
+/// How long the end of a cancelled load is waited for before it is cancelled again.
+const CANCELLED: Duration = Duration::from_millis(100);
 
 /// A registered version of a model.
 pub struct Version {
@@ -34,6 +39,8 @@ pub struct Version {
     generation: AtomicU64,
     /// The number of requests in progress.
     in_flight: AtomicUsize,
+    /// Whether the version was unregistered; its workers do not start any more.
+    removed: AtomicBool,
 }
 
 /// A request in progress, until it is dropped.
@@ -62,6 +69,7 @@ impl Version {
             turn: tokio::sync::Mutex::new(()),
             generation: AtomicU64::new(0),
             in_flight: AtomicUsize::new(0),
+            removed: AtomicBool::new(false),
         }
     }
 
@@ -119,7 +127,10 @@ impl Version {
     /// The model cannot be loaded.
     pub(super) async fn start<S: Management>(&self, registry: &Registry<S>) -> Result<(), String> {
         let generation = self.begin_start();
-        let started = self.try_to_start(registry, generation).await.unwrap_or(Ok(()));
+        let started = match self.try_to_start(registry, generation).await {
+            None if self.is_removed() => Err("it was unregistered meanwhile".to_owned()),
+            started => started.unwrap_or(Ok(())),
+        };
         if started.is_err() {
             self.give_up(registry);
         }
@@ -148,9 +159,13 @@ impl Version {
         });
     }
 
-    /// Tries once to start the workers. `None` if there has been a newer request.
+    /// Tries once to start the workers. `None` if there has been a newer request, or the version was unregistered.
     async fn try_to_start<S: Management>(&self, registry: &Registry<S>, generation: u64) -> Option<Result<(), String>> {
         let _turn = self.turn.lock().await;
+        if self.is_removed() {
+            self.progress.set(Phase::Stopped);
+            return None;
+        }
         if self.generation.load(Ordering::Acquire) != generation {
             return None;
         }
@@ -172,6 +187,9 @@ impl Version {
             return Some(Err(format!("cannot write its configuration: {error}")));
         }
         let loaded = registry.service.load_model(&self.engine_name, Vec::new()).await;
+        if self.is_removed() {
+            return None;
+        }
         if loaded.is_ok() {
             self.progress.set(Phase::Loaded);
             self.load_ended.store(true, Ordering::Relaxed);
@@ -185,11 +203,14 @@ impl Version {
         self.progress.set(if serves { Phase::Loaded } else { Phase::Stopped });
     }
 
-    /// Stops all workers and removes the generated files.
+    /// Stops all workers permanently, also those that are loading the model, and removes the generated files.
     pub(super) async fn stop<S: Management>(&self, registry: &Registry<S>) {
+        self.removed.store(true, Ordering::Release);
         self.next_generation();
         self.stop_waiting();
-        let _turn = self.turn.lock().await;
+        let _turn = self.turn_without_load(registry).await;
+        // A start that was under way may have entered the loading phase again.
+        self.stop_waiting();
         if let Err(reason) = unload(registry, &self.engine_name).await {
             tracing::warn!("failed to unload model {} version {}: {reason}", self.name, self.text);
         }
@@ -198,6 +219,25 @@ impl Version {
         if let Ok(Err(error)) = removed {
             tracing::warn!("cannot remove the generated files of model {} version {}: {error}", self.name, self.text);
         }
+    }
+
+    /// Waits for the turn. An unload cancels the load that has it: otherwise the wait could last until `startupTimeout`.
+    async fn turn_without_load<S: Management>(&self, registry: &Registry<S>) -> MutexGuard<'_, ()> {
+        loop {
+            if let Ok(turn) = self.turn.try_lock() {
+                return turn;
+            }
+            // An error is reported by the unload that follows.
+            let _ = unload(registry, &self.engine_name).await;
+            // A load that began after the unload is cancelled by the next one.
+            if let Ok(turn) = tokio::time::timeout(CANCELLED, self.turn.lock()).await {
+                return turn;
+            }
+        }
+    }
+
+    fn is_removed(&self) -> bool {
+        self.removed.load(Ordering::Acquire)
     }
 
     fn begin_start(&self) -> u64 {

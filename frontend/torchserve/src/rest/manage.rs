@@ -1,8 +1,9 @@
 //! Model management: each endpoint calls one operation of the registry.
 
+use std::io;
+
 use axum::body::Body;
 use axum::response::Response;
-use http::header::EXPECT;
 use pharos::service::Management;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -13,6 +14,7 @@ use crate::failure::{self, End};
 use crate::registry::Scale;
 use crate::{ModelParameters, Refused, RegistrationParameters};
 use pharos_listener::receiving::body::{self, Read};
+use pharos_os::blocking;
 
 /// The largest JSON body of a request, in bytes.
 const MAX_JSON: u64 = 1 << 20;
@@ -116,14 +118,14 @@ pub(super) async fn register<S: Management>(
         return Err(answer::wrong_method());
     }
     let is_json = head.header("content-type").split(';').next().is_some_and(|media| media.trim() == "application/json");
-    let said = if is_json { from_json(shared, head, body).await? } else { Registration::of_query(head) };
+    let said = if is_json { from_json(shared, body).await? } else { Registration::of_query(head) };
     let wait = said.synchronous.unwrap_or(true);
     let (url, wanted) = said.into_parts()?;
     Ok(answer::done(shared.registry.register(&url, wanted, wait).await?))
 }
 
-async fn from_json<S: Management>(shared: &Shared<S>, head: &RequestHead, body: Body) -> Result<Registration, Refused> {
-    let read = body::read(&shared.budget, body, MAX_JSON, head.headers.contains_key(EXPECT)).await;
+async fn from_json<S: Management>(shared: &Shared<S>, body: Body) -> Result<Registration, Refused> {
+    let read = body::read(&shared.budget, body, MAX_JSON).await;
     let whole = match read.map_err(|error| failure::refused(&error, ("", ""), || End::Died))? {
         Read::Whole(data) => data.join(),
         Read::TooLarge(size) => {
@@ -210,7 +212,9 @@ pub(super) fn ready<S: Management>(shared: &Shared<S>, model: &str) -> Result<Re
 pub(super) async fn token<S: Management>(shared: &Shared<S>, head: &RequestHead) -> Result<Response, Refused> {
     let Some(tokens) = &shared.guard.tokens else { return Err(answer::not_found()) };
     let kind = head.query("type").unwrap_or_default();
-    match tokens.renew(&kind) {
+    let (tokens, name) = (tokens.clone(), kind.to_string());
+    let renewed = blocking::run(move || tokens.renew(&name)).await;
+    match renewed.unwrap_or_else(|error| Err(io::Error::other(error))) {
         Ok(Some(())) => Ok(Response::new(Body::from("\n"))),
         Ok(None) => {
             let message = format!("type is '{kind}'; allowed are management and inference");

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::Response;
-use http::header::EXPECT;
 use http::{Method, StatusCode};
 use hyper::ext::ReasonPhrase;
 use pharos::error::{ErrorCode, InferError, Reason};
@@ -159,8 +158,7 @@ async fn parts<S: Management>(
     (target, body): (&Target, Body),
 ) -> Result<Vec<Part>, Refused> {
     let limit = shared.settings.max_request_size;
-    let waits = head.headers.contains_key(EXPECT);
-    let whole = match body::read(&shared.budget, body, limit, waits).await {
+    let whole = match body::read(&shared.budget, body, limit).await {
         Ok(Read::Whole(data)) => data.join(),
         Ok(Read::TooLarge(size)) => {
             let message = format!("The body has at least {size} bytes; max_request_size allows {limit}");
@@ -235,8 +233,10 @@ fn respond<S: Management>(
         false => Body::new(Parts::new(answer.body, responses, (entered, ended, most))),
     };
     let mut response = Response::new(body);
-    *response.status_mut() = StatusCode::from_u16(answer.status).map_err(|_| {
-        InferError::internal(format!("the handler's status {} is not a valid HTTP status", answer.status))
+    // An informational status would not end the response.
+    let status = StatusCode::from_u16(answer.status).ok().filter(|status| !status.is_informational());
+    *response.status_mut() = status.ok_or_else(|| {
+        InferError::internal(format!("the handler's status is {}; allowed are 200 to 999", answer.status))
     })?;
     *response.headers_mut() = answer.headers;
     if let Some(reason) = Some(answer.reason).filter(|reason| !reason.is_empty())

@@ -25,7 +25,7 @@ use pharos_os::client::{self, deepest};
 /// The time limit of waiting for the next bytes of an answer.
 const READ_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The limits in bytes of answers that are read as a whole: a listing (a request with a query), and an error.
+/// The limits in bytes of answers that are read as a whole: a listing or a token (a request with a query), and an error.
 const LISTING: u64 = 64 << 20;
 const REFUSAL: u64 = 1 << 20;
 
@@ -57,7 +57,7 @@ impl HttpService for Http {
         Self: 'call,
     {
         Box::pin(async move {
-            let longest = if request.uri().query().is_some() { LISTING } else { u64::MAX };
+            let longest = if is_object(request.uri().query()) { u64::MAX } else { LISTING };
             let response = timeout(READ_TIMEOUT, self.0.request(request)).await;
             let response = response.map_err(|_| timed_out("no answer"))?.map_err(|error| {
                 let kind = if error.is_connect() { HttpErrorKind::Connect } else { HttpErrorKind::Request };
@@ -68,6 +68,16 @@ impl HttpService for Http {
             Ok(HttpResponse::from_parts(head, HttpResponseBody::new(StreamBody::new(pieces(body, longest)))))
         })
     }
+}
+
+/// Returns whether a request with this query reads an object. Its query is a signature at most: that of Azure's shared access
+/// signatures, which listings have too.
+fn is_object(query: Option<&str>) -> bool {
+    let has = |name: &str| {
+        let mut names = query.unwrap_or_default().split('&').map(|pair| pair.split('=').next().unwrap_or_default());
+        names.any(|found| found == name)
+    };
+    query.is_none() || has("sig") && !has("comp")
 }
 
 /// Returns the body of an answer, of at most `longest` bytes. An error ends the stream; it may be polled after its end.
@@ -102,4 +112,22 @@ impl Error for Cause {}
 
 fn timed_out(what: &str) -> HttpError {
     HttpError::new(HttpErrorKind::Timeout, Cause(format!("{what} for {} s", READ_TIMEOUT.as_secs())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signed_objects_are_objects() {
+        for (query, expected) in [
+            (None, true),
+            (Some("sv=2022-11-02&sp=rl&sig=x%3D"), true),
+            (Some("restype=container&comp=list&prefix=m%2F&sv=2022-11-02&sig=x%3D"), false),
+            (Some("list-type=2&prefix=sig"), false),
+            (Some("api-version=2019-08-01&resource=x"), false),
+        ] {
+            assert_eq!(is_object(query), expected, "{query:?}");
+        }
+    }
 }

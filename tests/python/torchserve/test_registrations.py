@@ -1,0 +1,133 @@
+"""Concurrent registrations and unregistrations, registrations that ask for too much or name a pipe, and headers of handlers that
+would break the connection.
+
+Requires a Python with the package `pharos-worker`: `PHAROS_PYTHON`, or that of the tests."""
+
+import http.client
+import json
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from harness.waiting import DEADLINE_S, eventually
+from torchserve.home import HOST, Home, has_worker
+
+pytestmark = pytest.mark.skipif(not has_worker, reason="there is no Python with the package pharos-worker: make python-worker")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    with Home(tmp_path_factory.mktemp("home")) as server:
+        (server.folder / "now").touch()
+        yield server
+
+
+def waits(home, name, go="never", version="1.0"):
+    """Writes an archive whose handler loads when the file `go` exists, and fails if the file `ill` exists then."""
+    yaml = f"go: {home.folder / go}\nill: {home.folder / 'ill'}\nstartupTimeout: 600\n"
+    return home.archive(name, "waits", yaml, version)
+
+
+def states(home) -> dict:
+    """Returns the URL of each registered model."""
+    return {model["modelName"]: model["modelUrl"] for model in home.manage("GET", "/models")[1]["models"]}
+
+
+def test_a_model_whose_first_version_fails_has_another_default(home):
+    """The first version is the default, also while its workers start. If they fail, it is unregistered and the other version becomes
+    the default: without one, the model answers no request."""
+    first, second = waits(home, "pair", "late"), waits(home, "pair", "now", "2.0")
+    with ThreadPoolExecutor(1) as pool:
+        registered = pool.submit(home.manage, "POST", f"/models?url={first}")
+        eventually("the first version is registered", lambda: "pair" in states(home))
+        home.register(second)
+        (home.folder / "ill").touch()
+        (home.folder / "late").touch()
+        status, answer = registered.result(DEADLINE_S)
+    (home.folder / "ill").unlink()
+    assert status == 500 and "it is ill" in answer["message"], answer
+    assert [found["modelVersion"] for found in home.manage("GET", "/models/pair")[1]] == ["2.0"]
+    assert states(home)["pair"] == second
+    assert home.predict("pair") == (200, b"0123456789")
+    assert home.manage("DELETE", "/models/pair")[0] == 200
+    assert "pair" not in states(home)
+
+
+@pytest.mark.parametrize("wait", ["true", "false"])
+def test_a_model_can_be_unregistered_while_it_loads(home, wait):
+    """The load is cancelled: it could last until `startupTimeout`, and registrations of other models would wait for that too."""
+    name = f"slow-{wait}"
+    with ThreadPoolExecutor(1) as pool:
+        before = home.workers()
+        registered = pool.submit(home.manage, "POST", f"/models?url={waits(home, name)}&synchronous={wait}")
+        eventually("its worker starts", lambda: home.workers() - before)
+        began = time.monotonic()
+        assert home.manage("DELETE", f"/models/{name}") == (200, {"status": f'Model "{name}" unregistered'})
+        home.register(waits(home, f"other-{wait}", "now"))
+        assert time.monotonic() - began < 10
+        status, answer = registered.result(DEADLINE_S)
+    assert status == {"true": 500, "false": 202}[wait], answer
+    assert wait == "false" or "it was unregistered meanwhile" in answer["message"], answer
+    assert name not in states(home)
+    index = json.loads(home.ask("POST", "/v2/repository/index", b"")[2])
+    assert all(entry.get("state") != "READY" for entry in index if entry["name"] == name), index
+    assert home.manage("DELETE", f"/models/other-{wait}")[0] == 200
+    eventually("no worker is left", lambda: home.workers() <= before)
+    home.register(waits(home, name, "now", "2.0"))
+    assert home.predict(name)[0] == 200
+    assert home.manage("DELETE", f"/models/{name}")[0] == 200
+
+
+def test_a_number_of_workers_that_no_machine_has_is_refused(home):
+    """A description lists the workers, so that it would need gigabytes."""
+    archive = waits(home, "many", "now")
+    status, answer = home.manage("POST", f"/models?url={archive}&initial_workers=4097")
+    assert (status, answer["type"]) == (400, "BadRequestException"), answer
+    assert answer["message"].startswith("The number of workers is 4097") and "many" not in states(home)
+    home.register(archive, "&initial_workers=0")
+    for number in (4097, 3_000_000, 99_999_999_999):
+        status, answer = home.manage("PUT", f"/models/many?min_worker={number}&synchronous=true")
+        assert (status, answer["type"]) == (400, "BadRequestException"), answer
+        assert answer["message"].endswith("allowed are whole numbers from 0 to 4096"), answer
+    assert home.manage("GET", "/models/many")[1][0]["minWorkers"] == 0
+    assert home.manage("DELETE", "/models/many")[0] == 200
+
+
+def test_handlers_do_not_frame_responses(home):
+    """A wrong length would make the rest of a response the begin of the next one."""
+    home.register(waits(home, "framed", "now"))
+    connection = http.client.HTTPConnection(HOST, home.inference, timeout=DEADLINE_S)
+
+    def ask(asked):
+        connection.request("POST", "/predictions/framed", json.dumps(asked))
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
+
+    for name, value in (("Content-Length", "3"), ("content-length", "30"), ("Transfer-Encoding", "chunked"), ("Upgrade", "h2c")):
+        status, headers, content = ask({"headers": {name: value, "X-Own": "1"}})
+        assert (status, content, headers["X-Own"]) == (200, b"0123456789", "1"), name
+        assert headers["content-length"] == "10" and not headers["transfer-encoding"] and not headers["upgrade"], name
+    for number in (100, 101, 103):
+        status, _, content = ask({"status": number})
+        answer = json.loads(content)
+        assert (status, answer["type"]) == (500, "InternalServerException"), content
+        assert answer["message"] == f"the handler's status is {number}; allowed are 200 to 999"
+    connection.close()
+    assert home.manage("DELETE", "/models/framed")[0] == 200
+
+
+def test_pipes_and_devices_are_no_archives(home):
+    """Reading them might never end."""
+    os.mkfifo(home.folder / "pipe.mar")
+    os.mkfifo(home.store / "stored.mar")
+    (home.store / "plain").mkdir()
+    os.mkfifo(home.store / "plain/code.py")
+    for url in (f"file://{home.folder}/pipe.mar", "file:///dev/zero", "stored.mar"):
+        status, answer = home.manage("POST", f"/models?url={url}&model_name=pipe&handler=waits")
+        assert status == 400 and "regular file" in answer["message"], answer
+    assert not list(home.store.glob("*.part")) and not list(home.store.glob("zero"))
+    assert home.manage("POST", "/models?url=plain&handler=waits&initial_workers=0")[0] == 200
+    assert home.manage("DELETE", "/models/plain")[0] == 200
+    os.remove(home.store / "stored.mar")
