@@ -325,6 +325,11 @@ impl Builtin {
         }
     }
 
+    /// Returns whether a model's configuration can set its buckets.
+    pub fn has_buckets_of_models(self) -> bool {
+        self.kind() == Kind::Histogram && matches!(self.source(), Model(..))
+    }
+
     /// Returns whether it shows service level objectives.
     pub(super) fn is_of_slos(self) -> bool {
         matches!(self.source(), Model(_, Objective(_)))

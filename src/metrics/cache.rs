@@ -26,6 +26,7 @@ mod batch_times;
 mod builtins;
 mod detected;
 mod initial_series;
+mod ownership;
 mod tenants;
 
 pub use super::cell::Cell;
@@ -241,29 +242,6 @@ impl Cache {
     pub fn model_decoupled(&self, series: &ModelSeries) {
         series.responses.switch_on();
         series.define(&self.registry(), &self.clock);
-    }
-
-    /// Removes the series of a model version from all views, including those that only its workers wrote. If the
-    /// version has been loaded again, the new series remain.
-    pub fn model_unloaded(&self, series: &Arc<ModelSeries>) {
-        {
-            let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
-            if models.get(series.model()).is_some_and(|current| Arc::ptr_eq(current, series)) {
-                models.remove(series.model());
-                self.depart(series);
-            }
-        }
-        self.release(series.release_owned());
-    }
-
-    /// Removes series that no loaded model's workers write any more.
-    pub(super) fn release(&self, released: impl IntoIterator<Item = Arc<Series>>) {
-        let registry = self.registry();
-        for series in released {
-            if let Some(family) = registry.family(&series.spec().name) {
-                family.remove_one(series.labels(), &series.cell);
-            }
-        }
     }
 
     /// Keeps a removed model's series until the metric logs contain the growth of its counters.
@@ -740,6 +718,18 @@ model_metrics:
         assert_eq!((new.value(), new.spec().unit.as_str()), (2.0, "Pieces"));
         assert_eq!(cache.histogram("Size", &[]).unwrap().value(), 0.0, "other buckets, another metric");
         assert!(cache.gauge("Level", &["h"]).is_err() && cache.gauge("Depth", &["h"]).is_ok());
+    }
+
+    #[test]
+    fn a_reload_with_another_unit_of_time_starts_again() {
+        let text = |unit: &str| format!("model_metrics:\n  counter: [{{name: Waited, unit: {unit}}}]\n");
+        let catalog = |unit: &str| Catalog::parse(&text(unit), "m.yaml").unwrap();
+        let cache = Cache::new(catalog("Seconds"), Settings::new("h"));
+        cache.counter("Waited", &[]).unwrap().add_or_update(3.0).unwrap();
+        for (unit, value) in [("s", 3.0), ("ms", 0.0), ("Milliseconds", 0.0)] {
+            cache.reload(catalog(unit));
+            assert_eq!(cache.counter("Waited", &[]).unwrap().value(), value, "{unit}");
+        }
     }
 
     #[test]

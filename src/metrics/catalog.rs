@@ -640,6 +640,15 @@ model_metrics:
     }
 
     #[test]
+    fn numbers_may_have_more_than_64_bits() {
+        let text = "model_metrics:\n  histogram:\n    - {name: a, unit: B, buckets: [-99999999999999999999, 99999999999999999999]}\n";
+        let catalog = Catalog::parse(text, "m.yaml").unwrap();
+        assert_eq!(catalog.find("a").unwrap().1.buckets, [-1e20, 1e20]);
+        let wrong = "mode: 99999999999999999999\n";
+        check(wrong, "unknown mode `99999999999999999999`; allowed are `tslog`");
+    }
+
+    #[test]
     fn refuses_texts_over_the_limits() {
         check("# only a comment\n", "m.yaml:2:1: found nothing where a mapping with mode");
         check("---\nmode: both\n---\nmode: both\n", "m.yaml:1:1: ");

@@ -231,6 +231,6 @@ pub(super) fn definition(registry: &Registry, value: ModelValue) -> Option<(Arc<
 }
 
 /// Returns the buckets of a histogram: the model's own if it has some, else those of the definition.
-fn own_or_defined<'a>(own: &'a [(String, Vec<f64>)], spec: &'a MetricSpec) -> &'a [f64] {
+pub(super) fn own_or_defined<'a>(own: &'a [(String, Vec<f64>)], spec: &'a MetricSpec) -> &'a [f64] {
     own.iter().find(|(name, _)| *name == spec.name).map_or(&spec.buckets, |(_, bounds)| bounds)
 }

@@ -131,7 +131,9 @@ impl Family {
         let old = &self.spec;
         let same = (old.kind, &old.dimensions, &old.buckets, &old.quantiles, old.builtin, old.section)
             == (spec.kind, &spec.dimensions, &spec.buckets, &spec.quantiles, spec.builtin, spec.section);
-        if same && old.native == spec.native {
+        // Sums of values in two units of time would be of no unit. Another name of other units changes no value.
+        let times = old.time_unit().zip(spec.time_unit());
+        if same && old.native == spec.native && times.is_none_or(|(old, new)| old == new) {
             let members = self.read();
             let members = members.iter().map(|(labels, old)| (labels.clone(), new.member(labels, old.cell.clone())));
             *new.write() = members.collect();
@@ -144,10 +146,15 @@ impl Family {
         self.read().values().cloned().collect()
     }
 
+    /// Returns the series of these label values, if it exists.
+    pub(super) fn get(&self, labels: &[String]) -> Option<Arc<Series>> {
+        self.read().get(labels).cloned()
+    }
+
     /// Returns the series of these label values and creates it if it is new; `None` if that would exceed `most` series.
     pub(super) fn series(&self, labels: &[String], most: usize, clock: &Arc<CoarseClock>) -> Option<Arc<Series>> {
-        if let Some(series) = self.read().get(labels) {
-            return Some(Arc::clone(series));
+        if let Some(series) = self.get(labels) {
+            return Some(series);
         }
         let mut members = self.write();
         if members.len() >= most && !members.contains_key(labels) {

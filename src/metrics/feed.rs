@@ -78,11 +78,8 @@ impl Feed {
     /// The channel is corrupt, and the worker must not be trusted any more. Earlier samples are in the cache.
     pub fn drain(&mut self, cache: &Cache, model: &ModelSeries) -> Result<Drained, Corrupt> {
         let mut drained = Drained::default();
-        let find = |definition: &Definition| match cache.resolve(definition) {
-            Ok(series) => {
-                model.add_owned(&series);
-                Destination::Series(series)
-            }
+        let find = |definition: &Definition| match cache.resolve_for(model, definition) {
+            Ok(series) => Destination::Series(series),
             Err(SampleError::Disabled(_)) => Destination::Off,
             Err(error) => Destination::Refused(error),
         };

@@ -14,6 +14,7 @@ use super::labels::Source;
 use super::record;
 use super::series::ModelSeries;
 use super::statsd::{self, Sets, Update};
+use super::unit::{TimeUnit, shifted};
 use super::worker_lines;
 
 /// The longest metric line of a worker, in bytes with marker and line feed. Enough for some 1,700 request ids.
@@ -73,8 +74,7 @@ fn take_printed(cache: &Cache, model: &ModelSeries, line: &worker_lines::Line<'_
             Definition { name: name.into_owned(), kind: Some(worker_lines::kind_of(line)?), unit, labels }
         }
     };
-    let series = cache.resolve(&definition)?;
-    model.add_owned(&series);
+    let series = cache.resolve_for(model, &definition)?;
     Ok(series.add_or_update_for(line.value, line.request_ids)?)
 }
 
@@ -136,7 +136,10 @@ impl Statsd {
             match *update {
                 Update::Increment(value) | Update::Set(value) => series.add_or_update(value)?,
                 Update::Change(delta) => series.add_or_update(series.value() + delta)?,
-                Update::Observe { value, times, .. } => series.observe(value, times)?,
+                Update::Observe { value, times, milliseconds } => {
+                    let value = if milliseconds { timed(series.spec(), value) } else { value };
+                    series.observe(value, times)?;
+                }
                 Update::Member(member) => {
                     self.sets.insert((line.name, line.labels), member)?;
                     return Ok(1);
@@ -170,6 +173,12 @@ fn find(cache: &Cache, name: &str, labels: &[(String, String)], update: Update) 
         SampleError::WrongLabels { metric: spec.name.clone(), expected: spec.dimensions.clone(), given }
     })?;
     cache.resolve(&declared(&spec, kind, &values))
+}
+
+/// Converts milliseconds to the unit of the metric, if that is one of time.
+fn timed(spec: &MetricSpec, milliseconds: f64) -> f64 {
+    let digits = spec.time_unit().map_or(0, |unit| TimeUnit::Milliseconds.digits_to(unit));
+    shifted(milliseconds, digits)
 }
 
 /// Adds to a counter by source, if it is defined.
@@ -282,6 +291,40 @@ model_metrics:
     }
 
     #[test]
+    fn timers_have_the_unit_of_their_metric() {
+        let text = "
+model_metrics:
+  gauge:
+    - {name: Last, unit: s}
+  histogram:
+    - {name: Wait, unit: Seconds, buckets: [0.1, 1]}
+    - {name: WaitUs, unit: us, buckets: [100]}
+    - {name: WaitMs, unit: ms, buckets: [100]}
+    - {name: Size, unit: Bytes, buckets: [100]}
+  summary:
+    - {name: Times, unit: s, quantiles: [0.5]}
+";
+        let cache = Arc::new(Cache::new(Catalog::parse(text, "m.yaml").unwrap(), Settings::new("here")));
+        let lines = "Wait:320:30|ms\nWait:0.5|h\nWaitUs:0.25|ms\nWaitMs:7|ms\nSize:9|ms\nTimes:320|ms\nLast:1500|ms";
+        let refused = send(&cache, &mut Statsd::default(), lines);
+        assert!(refused.is_empty(), "{refused:?}");
+        // A histogram or distribution of StatsD has no unit: its values are in that of the metric.
+        assert_eq!(
+            shown(&cache, "Wait_"),
+            [
+                "Wait_bucket{le=\"0.1\"} 1",
+                "Wait_bucket{le=\"1\"} 3",
+                "Wait_bucket{le=\"+Inf\"} 3",
+                "Wait_sum 0.85",
+                "Wait_count 3"
+            ]
+        );
+        let sums = ["WaitUs_sum", "WaitMs_sum", "Size_sum", "Times_sum", "Last"];
+        let found: Vec<String> = sums.iter().flat_map(|name| shown(&cache, name)).collect();
+        assert_eq!(found, ["WaitUs_sum 250", "WaitMs_sum 7", "Size_sum 9", "Times_sum 0.32", "Last 1.5"]);
+    }
+
+    #[test]
     fn lines_that_do_not_fit_are_refused_and_counted() {
         let (cache, mut statsd) = (cache(false), Statsd::default());
         let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
@@ -372,5 +415,24 @@ model_metrics:
         assert_eq!(shown(&cache, "Orders{").len(), 1);
         cache.model_unloaded(&model);
         assert!(shown(&cache, "Orders{").is_empty());
+    }
+
+    /// The pipe of an ended worker may still have lines, and a process that it has started may still print some.
+    #[test]
+    fn late_lines_of_an_unloaded_model_create_no_series() {
+        let cache = cache(true);
+        let (model, other) = (ModelVersion::new("m", 1), ModelVersion::new("n", 1));
+        let (model, other) = (cache.model_loaded(&model, &[]), cache.model_loaded(&other, &[]));
+        print(&cache, &other, "Orders.Count:1|#shop:shared").unwrap();
+        cache.model_unloaded(&model);
+        for line in ["Orders.Count:1|#shop:late", "New.Count:1|#a:b"] {
+            let refusal = print(&cache, &model, line).unwrap_err().to_string();
+            assert!(refusal.contains("the model was unloaded before the sample arrived"), "{refusal}");
+        }
+        print(&cache, &model, "Orders.Count:2|#shop:shared").unwrap();
+        assert_eq!(shown(&cache, "Orders{"), ["Orders{shop=\"shared\",Hostname=\"here\"} 3"]);
+        assert!(shown(&cache, "New").is_empty());
+        cache.model_unloaded(&other);
+        assert!(shown(&cache, "Orders{").is_empty(), "the late sample has added no owner");
     }
 }

@@ -79,6 +79,12 @@ impl Histogram {
     pub fn count(&self) -> u64 {
         self.buckets.iter().map(|(_, count)| count).sum()
     }
+
+    /// Returns whether the sum only grows: no observation was negative, and no bucket expects one.
+    pub(super) fn has_growing_sum(&self) -> bool {
+        let expects_negative = self.buckets.first().is_some_and(|(bound, _)| *bound < 0.0);
+        !self.negative && !expects_negative && !self.sum.is_nan()
+    }
 }
 
 /// A distribution by quantiles.

@@ -11,6 +11,7 @@ use super::alias::AliasCounts;
 use super::builtin::Builtin;
 use super::cache::Cache;
 use super::catalog::{Catalog, Kind, MetricSpec, Views};
+use super::durations::own_or_defined;
 use super::family::Registry;
 use super::labels::{Failure, InstanceState, Protocol};
 use super::native::Native;
@@ -247,7 +248,8 @@ fn scaled(count: u64, scale: Scale) -> Reading {
 
 /// Converts the statistics by batch size into a histogram.
 fn batch_sizes(model: &ModelSeries, spec: &MetricSpec, details: Details) -> Histogram {
-    let (bounds, native) = (&spec.buckets, spec.native.filter(|_| details.native).map(Native::new));
+    let bounds = own_or_defined(&model.own_buckets, spec);
+    let native = spec.native.filter(|_| details.native).map(Native::new);
     let mut buckets: Vec<(f64, u64)> = bounds.iter().copied().chain([f64::INFINITY]).map(|bound| (bound, 0)).collect();
     let mut sum = 0.0;
     for (size, cell) in model.batches().iter() {

@@ -13,6 +13,7 @@ mod connections;
 mod stores;
 mod streams;
 mod tenants;
+mod workers;
 
 use std::sync::Arc;
 
@@ -37,6 +38,7 @@ pub use connections::{
 pub use stores::{object_fetch_failed, object_fetched, store_opened, store_polled};
 pub use streams::{stream_ended, stream_response};
 pub use tenants::{tenant_failed, tenant_rescheduled, tenant_served};
+pub use workers::{states_lost, worker_loaded, worker_name, worker_removed};
 
 /// Counts a predict request that was parsed and whose model was found. The model's checks or the queue may still refuse it.
 pub fn inference_requested(series: &ModelSeries) {
@@ -227,39 +229,6 @@ fn latency_lines<'a>(times: &'a Times, timeline: &Timeline) -> impl Iterator<Ite
     lines.into_iter().flatten()
 }
 
-/// Returns the name of the worker with this number for clients; `None` unless requests are counted by alias.
-pub fn worker_name(cache: &Cache, series: &ModelSeries, instance: u32) -> Option<String> {
-    let (name, version) = series.alias();
-    cache.naming().map(|naming| (naming.worker)(instance, name, version))
-}
-
-/// Sets the gauge `WorkerLoadTime` of a worker: an instance loaded its model in `ms`. The series is removed with the instance or
-/// the model.
-pub fn worker_loaded(cache: &Cache, series: &ModelSeries, instance: u32, ms: u64) {
-    if let Some(gauge) = load_time(cache, series, instance) {
-        series.add_owned(&gauge);
-        // A gauge accepts every value.
-        let _ = gauge.add_or_update(ms as f64);
-    }
-}
-
-/// Removes the gauge `WorkerLoadTime` of a worker: the instance has ended.
-pub fn worker_removed(cache: &Cache, series: &ModelSeries, instance: u32) {
-    if let Some(gauge) = load_time(cache, series, instance) {
-        // Not owned: the worker never loaded its model, and the look-up has created the series.
-        series.add_owned(&gauge);
-        cache.release(series.release(&gauge));
-    }
-}
-
-fn load_time(cache: &Cache, series: &ModelSeries, instance: u32) -> Option<Arc<Series>> {
-    let worker = worker_name(cache, series, instance).unwrap_or_else(|| {
-        let (name, version) = series.alias();
-        format!("W-{instance}-{name}_{version}")
-    });
-    cache.gauge(Builtin::WorkerLoadTime.name(), &[worker.as_str(), "Host", cache.hostname()]).ok()
-}
-
 /// Counts the execution of a batch, successful or not. `total_batch` is the sum of the requests' batch sizes (0 counts
 /// as 1), `now_ms` the wall clock in milliseconds since 1970.
 pub fn batch_executed(series: &ModelSeries, total_batch: u64, compute: &ComputeStamps, now_ms: u64) {
@@ -385,14 +354,14 @@ pub fn ensemble_failed(series: &ModelSeries, error: impl Into<Failed>, request_n
 fn step_series(cache: &Cache, series: &ModelSeries, (number, member): (usize, &str)) -> Option<Arc<Series>> {
     let labels = [&*series.model().name, series.version(), &number.to_string(), member];
     let histogram = cache.histogram(Builtin::EnsembleStep.name(), &labels).ok()?;
-    series.add_owned(&histogram);
+    cache.own(series, &histogram);
     Some(histogram)
 }
 
 fn overhead_series(cache: &Cache, series: &ModelSeries) -> Option<Arc<Series>> {
     let labels = [&*series.model().name, series.version()];
     let histogram = cache.histogram(Builtin::EnsembleOverhead.name(), &labels).ok()?;
-    series.add_owned(&histogram);
+    cache.own(series, &histogram);
     Some(histogram)
 }
 

@@ -20,6 +20,9 @@ pub enum SampleError {
     /// The server records this metric itself.
     #[error("metric `{0}` is recorded by the server itself")]
     Reserved(String),
+    /// The model whose worker sent the sample was unloaded, and the series does not exist.
+    #[error("metric `{0}` has no such series, and the model was unloaded before the sample arrived")]
+    Unloaded(String),
     /// The name is reserved or collides with another metric; the text says why.
     #[error("{0}")]
     Collision(String),

@@ -69,13 +69,21 @@ pub struct ModelSeries {
     /// The model's own buckets, by metric name.
     pub(super) own_buckets: Vec<(String, Vec<f64>)>,
     pub(super) sent: [Count; SendReason::ALL.len()],
-    /// Series that this model's workers write, by the address of their cells.
-    owned: Mutex<HashMap<usize, Arc<Series>>>,
+    owned: Mutex<Owned>,
     /// Replaced when the definition of the metrics changes; read once for each batch.
     times: RwLock<Times>,
     journal: Arc<Journal>,
     /// The name and version that clients use for it.
     alias: OnceLock<(String, String)>,
+}
+
+/// The series that a model's workers write.
+#[derive(Debug, Default)]
+struct Owned {
+    /// By the address of their cells.
+    series: HashMap<usize, Arc<Series>>,
+    /// Whether the model was unloaded: it owns no series from then on.
+    has_ended: bool,
 }
 
 /// The destinations of the times of executed batches besides the cells; `None` where the definition omits them.
@@ -92,7 +100,8 @@ pub(super) struct Times {
 
 impl ModelSeries {
     /// Creates the series with all cells at 0. `tags` are the `metric_tags` of the configuration. Each becomes a label
-    /// `_KEY`, with invalid characters replaced by `_`; of equal names the first is kept.
+    /// `_KEY`, with invalid characters replaced by `_`; of equal names the first is kept. Prometheus reserves names that begin with
+    /// `__`.
     pub(super) fn new(
         model: &ModelVersion,
         tags: &[(String, String)],
@@ -102,7 +111,7 @@ impl ModelSeries {
         let mut labels: Vec<(String, String)> = Vec::with_capacity(tags.len());
         for (key, value) in tags {
             let name: String = key.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
-            let name = format!("_{name}");
+            let name = format!("_{}", name.trim_start_matches('_'));
             if !labels.iter().any(|(other, _)| *other == name) {
                 labels.push((name, value.clone()));
             }
@@ -190,29 +199,52 @@ impl ModelSeries {
         &self.journal
     }
 
-    /// Registers that this model's workers write `series`. The series is removed with the last such model.
-    pub(super) fn add_owned(&self, series: &Arc<Series>) {
-        let mut owned = self.owned.lock().unwrap_or_else(PoisonError::into_inner);
-        owned.entry(Arc::as_ptr(&series.cell).addr()).or_insert_with(|| {
+    /// Registers that this model's workers write `series`. The series is removed with the last such model. Returns false if the
+    /// model was unloaded.
+    pub(super) fn add_owned(&self, series: &Arc<Series>) -> bool {
+        let mut owned = self.owned();
+        if owned.has_ended {
+            return false;
+        }
+        owned.series.entry(Arc::as_ptr(&series.cell).addr()).or_insert_with(|| {
             series.cell.owners.fetch_add(1, Ordering::Relaxed);
             Arc::clone(series)
         });
+        true
     }
 
-    /// Releases a series that one of its workers wrote. Returns it if no other model's workers write it.
-    pub(super) fn release(&self, series: &Arc<Series>) -> Option<Arc<Series>> {
-        let mut owned = self.owned.lock().unwrap_or_else(PoisonError::into_inner);
-        owned.remove(&Arc::as_ptr(&series.cell).addr()).filter(Self::is_last_owner)
+    /// Returns whether the model was unloaded. Its workers may still print lines.
+    pub(super) fn has_ended(&self) -> bool {
+        self.owned().has_ended
+    }
+
+    /// Releases those series that its workers wrote for which `gone` returns true. Returns those that no other model's workers
+    /// write.
+    pub(super) fn release(&self, gone: impl Fn(&Series) -> bool) -> Vec<Arc<Series>> {
+        let mut released = Vec::new();
+        self.owned().series.retain(|_, series| {
+            let is_gone = gone(series);
+            if is_gone {
+                released.push(Arc::clone(series));
+            }
+            !is_gone
+        });
+        released.retain(Self::is_last_owner);
+        released
     }
 
     fn is_last_owner(series: &Arc<Series>) -> bool {
         series.cell.owners.fetch_sub(1, Ordering::Relaxed) == 1
     }
 
-    /// Releases the series that its workers wrote. Returns those that no other model's workers write.
+    /// Releases the series that its workers wrote, because the model is unloaded. Returns those that no other model's workers write.
     pub(super) fn release_owned(&self) -> Vec<Arc<Series>> {
-        let owned = std::mem::take(&mut *self.owned.lock().unwrap_or_else(PoisonError::into_inner));
-        owned.into_values().filter(Self::is_last_owner).collect()
+        let owned = std::mem::replace(&mut *self.owned(), Owned { has_ended: true, ..Owned::default() });
+        owned.series.into_values().filter(Self::is_last_owner).collect()
+    }
+
+    fn owned(&self) -> MutexGuard<'_, Owned> {
+        self.owned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the number of waiting requests.

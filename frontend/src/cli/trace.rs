@@ -166,9 +166,11 @@ fn collector(given: &Given<'_>, variable: impl Fn(&str) -> Option<String>) -> Re
     let option = |key: &str| given.last(Some(Mode::OpenTelemetry), key).map(str::to_owned);
     let variables = Variables::new(Signal::Traces, variable);
     let size = |key: &str, name: &str, usual: u32| {
-        let text = option(key).or_else(|| variables.get(name));
-        let size = text.map_or(Ok(usual), |text| number(key, &text))?;
-        if size == 0 { Err(format!("{key} is '0'; allowed are whole numbers from 1")) } else { Ok(size) }
+        let of_variable = || Some((variables.get(name)?, format!(" (from {name})")));
+        let given = option(key).map(|text| (text, String::new())).or_else(of_variable);
+        let Some((text, source)) = given else { return Ok(usual) };
+        let size = text.trim().parse().ok().filter(|size| *size > 0);
+        size.ok_or_else(|| format!("{key} is '{text}'; allowed are whole numbers from 1 to {}{source}", u32::MAX))
     };
     let resources: Vec<&str> = given.all(Some(Mode::OpenTelemetry), "resource").collect();
     Ok(Collector {
@@ -264,6 +266,10 @@ mod tests {
         assert_eq!(encrypted.endpoint.target.to_string(), "https://h:443/v1/traces");
         let wrong = of(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "ftp://h")]).unwrap_err();
         assert!(wrong.ends_with("(from OTEL_EXPORTER_OTLP_ENDPOINT)"), "{wrong}");
+        let wrong = of(&[("OTEL_BSP_SCHEDULE_DELAY", "5s")]).unwrap_err();
+        let expected =
+            "bsp_schedule_delay is '5s'; allowed are whole numbers from 1 to 4294967295 (from OTEL_BSP_SCHEDULE_DELAY)";
+        assert_eq!(wrong, expected);
         let variables = [
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://[::1]:9/base/"),
             ("OTEL_EXPORTER_OTLP_HEADERS", "k=v%20w, l=m"),
@@ -299,7 +305,10 @@ mod tests {
             (&[otel, "opentelemetry,url=http://h:65536/"], "url is 'http://h:65536/'"),
             (&[otel, "opentelemetry,url=http://h:0"], "url is 'http://h:0'"),
             (&[otel, "opentelemetry,resource=a"], "resource is 'a'; allowed are KEY=VALUE"),
-            (&[otel, "opentelemetry,bsp_max_queue_size=0"], "bsp_max_queue_size is '0'"),
+            (
+                &[otel, "opentelemetry,bsp_max_queue_size=0"],
+                "bsp_max_queue_size is '0'; allowed are whole numbers from 1 to 4294967295",
+            ),
             (&[otel, "opentelemetry,protocol=http/json"], "allowed are http/protobuf, grpc"),
         ] {
             let message = read(args).unwrap_err();

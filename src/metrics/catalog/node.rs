@@ -56,6 +56,13 @@ impl<'de, N: Node<'de>> Visitor<'de> for Seed<N> {
     fn visit_u64<E: de::Error>(self, value: u64) -> Result<N::Out, E> {
         self.0.text(&value.to_string())
     }
+    // Whole numbers of more than 64 bits.
+    fn visit_i128<E: de::Error>(self, value: i128) -> Result<N::Out, E> {
+        self.0.text(&value.to_string())
+    }
+    fn visit_u128<E: de::Error>(self, value: u128) -> Result<N::Out, E> {
+        self.0.text(&value.to_string())
+    }
     fn visit_f64<E: de::Error>(self, value: f64) -> Result<N::Out, E> {
         self.0.text(&value.to_string())
     }

@@ -104,7 +104,11 @@ impl Samples<'_> {
             }
             self.text.push('\n');
         }
-        self.sum_and_count(histogram.sum, count);
+        // OpenMetrics requires that a sum only grows. Without it, a histogram has no count either: the last bucket has it.
+        if self.format == Format::Text || histogram.has_growing_sum() {
+            self.sum(histogram.sum);
+            self.count(count);
+        }
     }
 
     fn summary(&mut self, summary: &Summary) {
@@ -113,13 +117,19 @@ impl Samples<'_> {
             push_value(self.text, *value);
             self.text.push('\n');
         }
-        self.sum_and_count(summary.sum, summary.count);
+        if self.format == Format::Text || summary.sum >= 0.0 {
+            self.sum(summary.sum);
+        }
+        self.count(summary.count);
     }
 
-    fn sum_and_count(&mut self, sum: f64, count: u64) {
+    fn sum(&mut self, sum: f64) {
         self.start("_sum", None);
         push_value(self.text, sum);
         self.text.push('\n');
+    }
+
+    fn count(&mut self, count: u64) {
         self.start("_count", None);
         let _ = writeln!(self.text, "{count}");
     }

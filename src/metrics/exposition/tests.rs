@@ -246,7 +246,10 @@ ts_metrics:
     - {name: nv_inference_queue_summary_us, unit: us, dimensions: [model, version], quantiles: [0.5]}
 ";
     let cache = Arc::new(Cache::new(Catalog::parse(text, "m.yaml").unwrap(), Settings::new("h")));
-    let own = vec![("pharos_queue_duration_seconds".to_owned(), vec![0.0001])];
+    let own = vec![
+        ("pharos_queue_duration_seconds".to_owned(), vec![0.0001]),
+        ("pharos_batch_size".to_owned(), vec![3.0, 5.0]),
+    ];
     let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     let special = cache.model_loaded_with(&ModelVersion::new("n", 1), &[], own);
     for series in [&series, &special] {
@@ -262,6 +265,8 @@ ts_metrics:
         "pharos_batch_size_sum{model=\"m\",version=\"1\"} 4",
         "pharos_batch_size_bucket{model=\"m\",version=\"1\",le=\"2\"} 0",
         "pharos_batch_size_bucket{model=\"m\",version=\"1\",le=\"4\"} 1",
+        "pharos_batch_size_bucket{model=\"n\",version=\"1\",le=\"3\"} 0",
+        "pharos_batch_size_bucket{model=\"n\",version=\"1\",le=\"5\"} 1",
         "nv_inference_queue_summary_us{model=\"m\",version=\"1\",quantile=\"0.5\"} 100.9990005493164",
         "nv_inference_queue_summary_us_count{model=\"m\",version=\"1\"} 1",
     ] {
@@ -276,6 +281,48 @@ ts_metrics:
     assert!(open.lines().any(|line| line == exemplar), "{open}");
     assert_eq!(open.matches("# TYPE pharos_queue_duration_seconds histogram").count(), 1);
     assert_eq!(render(&cache, Format::Text), plain, "the text format has no exemplars");
+}
+
+/// OpenMetrics allows no sum that may fall, and no count of a histogram without a sum.
+#[test]
+fn openmetrics_omits_sums_that_may_fall() {
+    let text = "
+model_metrics:
+  histogram:
+    - {name: drift, unit: Celsius, buckets: [-1, 1]}
+    - {name: change, unit: Celsius, buckets: [1]}
+    - {name: size, unit: B, buckets: [1]}
+  summary:
+    - {name: low, unit: Celsius, quantiles: [0.5]}
+    - {name: high, unit: Celsius, quantiles: [0.5]}
+";
+    let cache = Arc::new(Cache::new(Catalog::parse(text, "m.yaml").unwrap(), Settings::new("h")));
+    for (name, value) in [("drift", 2.0), ("change", -3.0), ("change", 5.0), ("size", 2.0)] {
+        cache.histogram(name, &[]).unwrap().add_or_update(value).unwrap();
+    }
+    cache.summary("low", &[]).unwrap().add_or_update(-2.0).unwrap();
+    cache.summary("high", &[]).unwrap().add_or_update(2.0).unwrap();
+    let totals = |format: Format| {
+        let text = render(&cache, format);
+        let samples = text.lines().filter_map(|line| line.split(' ').next());
+        let totals = samples.filter(|sample| sample.ends_with("_sum") || sample.ends_with("_count"));
+        totals.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let expected = ["size_sum", "size_count", "low_count", "high_sum", "high_count"];
+    assert_eq!(totals(Format::OpenMetrics), expected);
+    assert_eq!(totals(Format::Text).len(), 10, "the classic format has all of them");
+    assert!(render(&cache, Format::OpenMetrics).contains("change_bucket{le=\"+Inf\"} 2\n"));
+}
+
+/// Prometheus reserves names of labels that begin with `__`, and `__name__` would replace the metric's name.
+#[test]
+fn tags_never_become_reserved_labels() {
+    let cache = Arc::new(Cache::new(Catalog::shipped(), Settings::new("h")));
+    let tags = ["_name__", ".env", "plain", "_plain"].map(|key| (key.to_owned(), "x".to_owned()));
+    cache.model_loaded(&ModelVersion::new("m", 1), &tags);
+    let line = "nv_inference_count{model=\"m\",version=\"1\",_env=\"x\",_name__=\"x\",_plain=\"x\"} 0\n";
+    let text = render(&cache, Format::Text);
+    assert!(text.contains(line), "{text}");
 }
 
 /// Prints the cost of a scrape; run with `--nocapture`.

@@ -11,8 +11,10 @@ import time
 import pytest
 
 from harness.inference import one
-from harness.server import binary, total
+from harness.models import IO, write
+from harness.server import Server, binary, total
 from harness.waiting import DEADLINE_S, eventually, run_for
+from torchserve.home import has_worker
 
 HOST = socket.gethostname()
 OWN = """
@@ -29,6 +31,7 @@ model_metrics:
     - {name: Users, unit: Count, dimensions: [page]}
   histogram:
     - {name: Size, unit: Bytes, dimensions: [kind], buckets: [1, 10, 100]}
+    - {name: Wait, unit: Seconds, dimensions: [], buckets: [0.1, 1]}
     # The one metric that a worker's own runtime sends over the ring, here as a histogram so that samples can be counted.
     - {name: PredictionTime, unit: ms, dimensions: [ModelName, Level, Hostname]}
   summary:
@@ -167,7 +170,42 @@ def test_statsd_types(emitters):
     emitters.becomes(600, "Size_sum", kind="k")
     emitters.send("Spread:7|ms")
     emitters.becomes(1, "Spread_count")
+    emitters.send("Wait:250|ms\nWait:0.5|h")
+    emitters.becomes(0.75, "Wait_sum")
+    assert emitters.value("Wait_bucket", le="1") == 2, "milliseconds become seconds"
     assert refused(emitters, "statsd") == 0
+
+
+LATE = """import subprocess, triton_python_backend_utils as utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        print("[METRICS]Orders.Count:1|#shop:early", flush=True)
+        wait = "until [ -e '{signal}' ]; do sleep 0.01; done; echo '[METRICS]Orders.Count:1|#shop:late'"
+        subprocess.Popen(["sh", "-c", wait], start_new_session=True)
+
+    def execute(self, requests):
+        return [utils.InferenceResponse([]) for _ in requests]
+"""
+
+
+@pytest.mark.skipif(not has_worker, reason="pharos_worker is not installed")
+def test_a_late_line_of_an_unloaded_model_leaves_no_series(tmp_path):
+    """A process that a model has started prints a line after the unload of the model."""
+    signal = tmp_path / "print"
+    (tmp_path / "metrics.yaml").write_text(OWN)
+    write(tmp_path / "models", "late", 'backend: "python" max_batch_size: 0\n' + IO)
+    (tmp_path / "models/late/1/model.py").write_text(LATE.replace("{signal}", str(signal)))
+    options = ["--model-control-mode=explicit", "--load-model=late", f"--metrics-config={tmp_path / 'metrics.yaml'}"]
+    with Server(tmp_path, [tmp_path / "models"], options) as server:
+        shops = lambda: [dict(pairs)["shop"] for name, pairs in server.scrape() if name == "Orders"]
+        eventually("the first line has arrived", lambda: shops() == ["early"])
+        assert server.ask("POST", "/v2/repository/models/late/unload", b"")[0] == 200
+        eventually("its series are removed", lambda: not shops())
+        signal.touch()
+        refused = "the model was unloaded before the sample arrived"
+        eventually("the late line is refused", lambda: refused in server.log.read_text())
+        assert not shops()
 
 
 @pytest.mark.slow

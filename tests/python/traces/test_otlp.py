@@ -298,6 +298,16 @@ def test_queued_spans_are_sent_at_exit(exporting):
         assert len(collector.spans) == 30
 
 
+def test_a_queue_that_is_smaller_than_a_batch_is_sent_when_it_is_full(exporting):
+    """Its spans do not wait for the export interval, during which all further ones would be dropped."""
+    with HttpCollector() as collector:
+        sizes = ["opentelemetry,bsp_max_queue_size=3", "opentelemetry,bsp_schedule_delay=4000000000"]
+        server = exporting(collector, "rate=1", *sizes)
+        ask(server)
+        eventually("the spans are received", lambda: len(collector.spans) == 3)
+        server.stop()
+
+
 def test_queued_spans_reach_a_collector_that_starts_late(exporting):
     """Spans that fit into the queue are sent later; others are dropped and counted. The log has one line when the collector is
     lost and one when it is reachable again."""

@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -262,6 +263,18 @@ def test_files_are_whole_json_at_any_time_and_survive_a_kill(traced):
         assert repaired == json.loads(text)[: len(repaired)] and len(repaired) > lines.count("\n") - 1
     cut.write_bytes(text[: len(text) // 2])
     assert 0.4 * whole < summary(cut)["plain"]["traces"] < 0.6 * whole
+
+
+@pytest.mark.parametrize("change", [Path.unlink, lambda file: file.rename(file.with_name("old")), lambda file: file.write_bytes(b"")])
+def test_a_deleted_moved_or_truncated_file_is_begun_again(traced, change):
+    """As a tool that rotates files does. Each trace that counts as written is in the file of this name."""
+    server, file = traced("level=TIMESTAMPS", "rate=1")
+    ask(server, count=3)
+    eventually("the traces are written", lambda: written(server) == 3)
+    change(file)
+    ask(server, count=2)
+    eventually("the next traces are written", lambda: written(server) == 5)
+    assert len(collect(json.loads(file.read_text()))) == 2
 
 
 def test_lost_traces_are_counted_and_logged_once(tmp_path):

@@ -60,9 +60,11 @@ impl Exchange {
         serving: &Serving,
         request: &mut InferRequest,
     ) -> Result<(), InferError> {
+        // Clients can write a number in many forms, each of which would have series.
+        let number = if request.model_version.is_empty() { String::new() } else { serving.model.version.to_string() };
         let (name, version) = match &self.client_name {
             Some(ClientModelName { name, requested_version, .. }) => (name, requested_version),
-            None => (&request.model_name, &request.model_version),
+            None => (&request.model_name, &number),
         };
         let counts = engine.naming.as_ref().is_none_or(|naming| naming.counts());
         if let Some(named) = engine.inner.cache.alias(name, version).filter(|_| counts) {

@@ -15,6 +15,7 @@ use pharos::metrics::channel;
 use pharos::metrics::emitter::Throttle;
 use pharos::metrics::feed::Feed;
 use pharos::metrics::labels::Source;
+use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use tokio::net::unix::pipe;
 use tokio::sync::Notify;
@@ -97,11 +98,12 @@ impl Ring {
         state.drain(cache, series);
     }
 
-    /// Drains the ring for the last time and removes the series of its gauge: the worker has ended.
+    /// Drains the ring for the last time and removes the gauges of the process: the worker has ended.
     pub fn close(&self, cache: &Cache, series: &ModelSeries) {
         let mut state = self.lock();
         state.drain(cache, series);
         state.closed = true;
+        record::states_lost(cache, series, &self.instance);
         let version = series.model().version.to_string();
         cache.remove_series(Builtin::ChannelBytes.name(), |shown| {
             let is = |name: &str, value: &str| {
@@ -209,8 +211,9 @@ impl Refused {
 mod tests {
     use pharos::id::ModelVersion;
     use pharos::metrics::cache::Settings;
-    use pharos::metrics::catalog::{Catalog, Kind};
+    use pharos::metrics::catalog::{Catalog, Kind, STATE_BYTES};
     use pharos::metrics::channel::{Definition, Sample, Writer};
+    use pharos::metrics::exposition::{self, Format};
     use pharos::timeline::Instant;
 
     use super::*;
@@ -224,6 +227,8 @@ ts_metrics:
 model_metrics:
   counter:
     - {name: Orders, unit: Count}
+  gauge:
+    - {name: pharos_sequence_state_bytes, unit: Bytes, dimensions: [instance, version, model]}
 ";
 
     struct World {
@@ -278,6 +283,27 @@ model_metrics:
         world.cache.remove_series(Builtin::ChannelBytes.name(), |_| true);
         world.ring.scrape(&world.cache, &world.series);
         assert_eq!(shown(&world.cache), 0.0, "a late scrape does not restore the series");
+    }
+
+    #[tokio::test]
+    async fn the_states_of_an_ended_worker_are_not_shown() {
+        let mut world = world();
+        let states = |world: &World| {
+            let text = exposition::render(&world.cache, Format::Text);
+            text.lines().filter(|line| line.starts_with("pharos_sequence")).map(str::to_owned).collect::<Vec<_>>()
+        };
+        for (instance, bytes) in [("m_0", 40.0), ("m_1", 50.0)] {
+            let labels = [("model", "m"), ("version", "1"), ("instance", instance)];
+            let labels = labels.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+            let (name, unit) = (STATE_BYTES.to_owned(), String::new());
+            let series = world.writer.intern(&Definition { name, kind: Some(Kind::Gauge), unit, labels }).unwrap();
+            world.writer.sample(&Sample { series, value: bytes, clock: Instant(0), request_id: "" }).unwrap();
+        }
+        world.ring.drain(&world.cache, &world.series);
+        assert_eq!(states(&world).len(), 2);
+        world.ring.close(&world.cache, &world.series);
+        let other = "pharos_sequence_state_bytes{instance=\"m_1\",version=\"1\",model=\"m\"} 50";
+        assert_eq!(states(&world), [other]);
     }
 
     #[tokio::test]

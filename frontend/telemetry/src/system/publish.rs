@@ -1,7 +1,7 @@
 //! Publishes readings as metrics: those of the host with the label `Level`, those with Triton's names, and those of Pharos.
 //!
 //! A series that the last reading did not fill is removed from all views. The gauges with the label `Level` are also logged when
-//! the log is due; the views always show the last reading.
+//! the log is due, and increments of counters at once, if the definition logs them; the views always show the last reading.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -158,7 +158,8 @@ impl Publisher {
 
     /// Sets a gauge or adds to a counter. Ignores a metric that the definition omits or defines differently.
     fn set(&mut self, metric: Builtin, labels: &[&str], value: f64) {
-        let log = self.log;
+        // The lines of a counter are its increments, which must add up.
+        let log = self.log || (metric.kind() == Kind::Counter && value > 0.0);
         if let Some(series) = self.series(metric, labels) {
             // Only a decrease of a counter could be refused, which never occurs here.
             let _ = if log { series.add_or_update(value) } else { series.add_or_update_unlogged(value) };
@@ -218,6 +219,7 @@ mod tests {
     use pharos::metrics::cache::Settings;
     use pharos::metrics::catalog::Catalog;
     use pharos::metrics::exposition::{self, Format};
+    use pharos::metrics::journal::Batch;
 
     use super::super::Worker;
     use super::super::gpu::GpuMemory;
@@ -302,6 +304,24 @@ mod tests {
                 ("nv_cpu_memory_used_bytes", f64::from(250 << 20)),
             ],
         );
+    }
+
+    /// The gauges are logged when the log is due; the lines of a counter must add up to its value.
+    #[test]
+    fn every_increment_of_a_counter_is_logged() {
+        let text = "ts_metrics:\n  counter:\n    - {name: process_cpu_seconds_total, unit: Seconds}\n";
+        let cache = Arc::new(Cache::new(Catalog::parse(text, "m.yaml").unwrap(), Settings::new("box")));
+        let (mut publisher, journal, mut batch) = (Publisher::new(cache.clone()), cache.journal(), Batch::default());
+        journal.attach_writer(|| {});
+        journal.take(&mut batch, 100, 0);
+        for (cpu_seconds, log) in [(1.5, false), (2.0, true), (2.0, false), (4.25, false)] {
+            let process = ProcessReading { cpu_seconds, resident_bytes: 0, open_files: None, start_seconds: None };
+            publisher.publish(&Readings { process: Some(process), ..Readings::default() }, log);
+        }
+        journal.take(&mut batch, 100, 0);
+        let mut lines = Vec::new();
+        batch.for_each(|line, value, _| lines.push(line.shown(value)));
+        assert_eq!(lines, [1.5, 0.5, 2.25]);
     }
 
     #[test]

@@ -112,7 +112,9 @@ impl Sink for Exporter {
         waiting.spans += spans;
         waiting.bytes += bytes;
         waiting.traces.push_back(trace);
-        let enough = waiting.spans >= self.collector.max_export_batch_size as usize || waiting.bytes >= EXPORT_BYTES;
+        // A queue that is smaller than a batch never has one.
+        let batch = self.collector.max_export_batch_size.min(self.collector.max_queue_size) as usize;
+        let enough = waiting.spans >= batch || waiting.bytes >= EXPORT_BYTES;
         drop(waiting);
         if enough {
             self.queue.wake.notify_one();

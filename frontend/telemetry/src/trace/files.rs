@@ -2,12 +2,13 @@
 //!
 //! A file is a complete JSON array after each write: one write puts the new records and the end of the array over the old end. A
 //! crash therefore leaves valid JSON, unless it truncates the last write (a full disk, a power failure, a kill during a long
-//! write): `pharos trace` reads such a file up to the last complete record.
+//! write): `pharos trace` reads such a file up to the last complete record. A file that another program moves, deletes or truncates
+//! is begun again.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, SyncSender};
@@ -104,9 +105,9 @@ impl Destination for Files {
 struct Target {
     path: PathBuf,
     file: File,
-    /// The position of the end of the array, which the next trace overwrites.
+    /// The position of the end of the array, which the next trace overwrites; 0 for a file without an array.
     end: u64,
-    /// Text to write.
+    /// The records to write, without the text that separates them from those in the file.
     pending: String,
     /// Traces in `pending`.
     count: usize,
@@ -122,7 +123,7 @@ impl Target {
 
     fn add(&mut self, trace: &Finished) {
         let start = self.pending.len();
-        self.pending.push_str(if self.end == 0 && start == 0 { OPEN } else { BETWEEN });
+        self.pending.push_str(if start == 0 { "" } else { BETWEEN });
         if !append(trace, &mut self.pending) {
             self.pending.truncate(start);
             return;
@@ -136,23 +137,34 @@ impl Target {
     }
 
     fn write(&mut self) -> io::Result<usize> {
-        let (mut text, count) = (std::mem::take(&mut self.pending), std::mem::take(&mut self.count));
-        if text.is_empty() {
+        let (records, count) = (std::mem::take(&mut self.pending), std::mem::take(&mut self.count));
+        if records.is_empty() {
             return Ok(count);
         }
-        let length = text.len() as u64;
-        text.push_str(CLOSE);
+        let named = |error: io::Error| io::Error::new(error.kind(), format!("'{}': {error}", self.path.display()));
+        if !self.is_intact() {
+            self.file = File::create(&self.path).map_err(named)?;
+            (self.end, self.written) = (0, 0);
+        }
+        let start = if self.end == 0 { OPEN } else { BETWEEN };
+        let text = [start, &records, CLOSE].concat();
         if let Err(error) = self.file.write_all_at(text.as_bytes(), self.end) {
             // Remove the partial write from the file.
             let _ = self.file.set_len(self.end);
             if self.end > 0 {
                 let _ = self.file.write_all_at(CLOSE.as_bytes(), self.end);
             }
-            return Err(io::Error::new(error.kind(), format!("'{}': {error}", self.path.display())));
+            return Err(named(error));
         }
-        self.end += length;
+        self.end += (text.len() - CLOSE.len()) as u64;
         self.written += count as u64;
         Ok(count)
+    }
+
+    /// Returns whether the file of this name is the open one and still has the records that were written.
+    fn is_intact(&self) -> bool {
+        let (Ok(named), Ok(own)) = (fs::metadata(&self.path), self.file.metadata()) else { return false };
+        (named.dev(), named.ino()) == (own.dev(), own.ino()) && (!own.is_file() || own.len() >= self.end)
     }
 }
 
@@ -270,7 +282,7 @@ impl Writer {
 
 /// Checks that this process can write or create a file of this name. Creates nothing.
 fn writable(path: &Path) -> io::Result<()> {
-    match std::fs::metadata(path) {
+    match fs::metadata(path) {
         Ok(found) if found.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
         Ok(_) => return Ok(access(path, Access::WRITE_OK)?),
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -287,8 +299,6 @@ fn create(path: &Path) -> io::Result<Target> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use std::fs;
-
     use pharos::id::ModelVersion;
     use pharos::request_trace::{Levels, Part, Sample};
     use pharos::timeline::Instant;
@@ -352,6 +362,36 @@ mod tests {
         }
         assert_eq!(ids(folder.path().join("trace.0")), [3, 4]);
         assert!(writer.groups.is_empty());
+    }
+
+    #[test]
+    fn a_moved_deleted_or_truncated_file_is_begun_again() {
+        let changes: [fn(&Path); 3] = [
+            |path| fs::rename(path, path.with_extension("old")).unwrap(),
+            |path| fs::remove_file(path).unwrap(),
+            |path| File::options().write(true).open(path).unwrap().set_len(0).unwrap(),
+        ];
+        for (number, change) in changes.into_iter().enumerate() {
+            let folder = tempfile::tempdir().unwrap();
+            let (mut writer, path) = (writer(folder.path()), folder.path().join("trace"));
+            let plain = |id| {
+                let trace = trace(id);
+                Finished { sample: Sample { log_frequency: 0, ..trace.sample }, ..trace }
+            };
+            for id in 1..4 {
+                writer.take(&plain(id));
+                if id > 1 {
+                    writer.write_all();
+                }
+            }
+            assert_eq!(ids(path.clone()), [1, 2, 3], "{number}");
+            change(&path);
+            for id in 4..6 {
+                writer.take(&plain(id));
+                writer.write_all();
+            }
+            assert_eq!(ids(path), [4, 5], "{number}");
+        }
     }
 
     #[test]

@@ -98,16 +98,16 @@ fn rotation_key(file: &str, name: &str, ending: &str) -> Option<RotationKey> {
     Some((date.to_owned(), number.parse().ok()?)).filter(|_| is_date)
 }
 
+/// Compresses all files and removes the oldest. A file with an error does not keep the others from it.
 fn compress_all(directory: &Path, name: &str, keep: usize) -> io::Result<()> {
+    let mut result = Ok(());
     for (_, path) in list(directory, name, PLAIN) {
-        if keep > 0 {
-            compress(&path)?;
-        }
-        fs::remove_file(&path)?;
+        let compressed = if keep > 0 { compress(&path) } else { Ok(()) };
+        result = result.and(compressed.and_then(|()| fs::remove_file(&path)));
     }
     let archived = list(directory, name, COMPRESSED);
     let too_many = archived.len().saturating_sub(keep);
-    archived.iter().take(too_many).try_for_each(|(_, path)| fs::remove_file(path))
+    archived.iter().take(too_many).fold(result, |result, (_, path)| result.and(fs::remove_file(path)))
 }
 
 /// Compresses into a temporary file and renames it when it is complete.

@@ -73,6 +73,21 @@ fn archives_a_large_file_and_keeps_the_newest() {
 }
 
 #[test]
+fn a_file_that_cannot_be_compressed_does_not_keep_the_others_from_it() {
+    let folder = Logs::new();
+    // A directory cannot be read as a file.
+    fs::create_dir_all(folder.path().join("ts_metrics.2026-11-19.1.log")).unwrap();
+    let mut log = folder.open(1, 2);
+    for line in 0..5 {
+        write(&mut log, "x\n", line);
+        log.finish();
+    }
+    let names = folder.names();
+    let archived: Vec<&String> = names.iter().filter(|name| name.ends_with(".log.gz")).collect();
+    assert_eq!(archived, ["ts_metrics.2026-11-20.3.log.gz", "ts_metrics.2026-11-20.4.log.gz"], "{names:?}");
+}
+
+#[test]
 fn continues_the_numbers_of_a_day() {
     let folder = Logs::new();
     let mut log = folder.open(1, 20);

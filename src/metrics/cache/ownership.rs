@@ -1,0 +1,68 @@
+//! The series that workers of models write: each is removed with the last model that writes it.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+use super::{Cache, SampleError, Series};
+use crate::metrics::channel::Definition;
+use crate::metrics::series::ModelSeries;
+
+impl Cache {
+    /// Removes the series of a model version from all views, including those that only its workers wrote. If the
+    /// version has been loaded again, the new series remain.
+    pub fn model_unloaded(&self, series: &Arc<ModelSeries>) {
+        {
+            let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
+            if models.get(series.model()).is_some_and(|current| Arc::ptr_eq(current, series)) {
+                models.remove(series.model());
+                self.depart(series);
+            }
+        }
+        self.release(series.release_owned());
+    }
+
+    /// Returns the series for a sample of a worker of this model, as [`Cache::resolve`]. It is removed with the last model whose
+    /// workers write it; the late sample of an unloaded model creates none.
+    ///
+    /// # Errors
+    /// The errors of [`Cache::resolve`], and [`SampleError::Unloaded`].
+    pub(in crate::metrics) fn resolve_for(
+        &self,
+        model: &ModelSeries,
+        definition: &Definition,
+    ) -> Result<Arc<Series>, SampleError> {
+        if model.has_ended() {
+            let unloaded = || SampleError::Unloaded(definition.name.clone());
+            return self.existing(definition).ok_or_else(unloaded);
+        }
+        let series = self.resolve(definition)?;
+        self.own(model, &series);
+        Ok(series)
+    }
+
+    /// Registers that this model writes a series. Removes the series if the model was unloaded meanwhile and no other writes it.
+    pub(in crate::metrics) fn own(&self, model: &ModelSeries, series: &Arc<Series>) {
+        if !model.add_owned(series) && series.cell.owners.load(Ordering::Relaxed) == 0 {
+            self.release([Arc::clone(series)]);
+        }
+    }
+
+    /// Removes series that no loaded model's workers write any more.
+    pub(in crate::metrics) fn release(&self, released: impl IntoIterator<Item = Arc<Series>>) {
+        let registry = self.registry();
+        for series in released {
+            if let Some(family) = registry.family(&series.spec().name) {
+                family.remove_one(series.labels(), &series.cell);
+            }
+        }
+    }
+
+    /// Returns the series for a sample, if there is one.
+    fn existing(&self, definition: &Definition) -> Option<Arc<Series>> {
+        let registry = self.registry();
+        let family = registry.family(&definition.name)?;
+        let spec = &family.spec;
+        let is_allowed = spec.builtin.is_none() && definition.kind.is_none_or(|kind| kind == spec.kind);
+        if is_allowed { family.get(&self.values(spec, definition).ok()?) } else { None }
+    }
+}
