@@ -7,7 +7,7 @@ mod events;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
-use http::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderValue, TRAILER};
+use http::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue, TRAILER};
 use http::{HeaderMap, Request, StatusCode};
 use pharos::data::Data;
 use pharos::error::{ErrorCode, InferError, Reason};
@@ -152,7 +152,7 @@ async fn begin_traced<S: Service>(
     edge.service.demand(&path.model, &path.version, 0).await?;
     // Report an unknown model before errors in the body, as Triton does.
     let metadata = edge.service.model_metadata(&path.model, &path.version);
-    let body = read(edge, body, parts.headers.contains_key(EXPECT)).await;
+    let body = read(edge, body).await;
     let (metadata, body) = (metadata?, body?);
     let mut request =
         InferRequest { model_name: path.model, model_version: path.version, trace, ..InferRequest::default() };
@@ -179,9 +179,9 @@ pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), InferError> {
 }
 
 /// Reads the whole body, within the limits of the edge.
-pub(super) async fn read<S: Service>(edge: &Edge<S>, body: Body, waits: bool) -> Result<Data, InferError> {
+pub(super) async fn read<S: Service>(edge: &Edge<S>, body: Body) -> Result<Data, InferError> {
     let limit = edge.settings.max_input_size;
-    match body::read(&edge.settings.budget, body, limit, waits).await? {
+    match body::read(&edge.settings.budget, body, limit).await? {
         Read::Whole(body) => Ok(body),
         Read::TooLarge(size) => {
             codec::check_size(size, 0, limit)?;

@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
-use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderValue};
+use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Request};
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{InferRequest, InferResponse, Parameter};
@@ -52,12 +52,11 @@ pub(super) async fn answer<S: Service>(edge: &Edge<S>, path: ModelPath, request:
         header_length: text(&parts.headers, HEADER_LENGTH).map(Cow::into_owned),
     };
     let answer_coding = Coding::of_response(text(&parts.headers, ACCEPT_ENCODING).as_deref());
-    let waits = parts.headers.contains_key(EXPECT);
     let (timing, mut times) = (edge.settings.timing.of(&parts.headers), None);
     let traced = trace::begin(edge, &head.model_name, &parts.headers);
     let (model, version) = (head.model_name.clone(), head.model_version.clone());
     let result = async {
-        let received_request = receive(edge, head, body, coding, waits).await;
+        let received_request = receive(edge, head, body, coding).await;
         // Report an unknown model before errors in the body, as Triton does.
         let (mut request, form) =
             received_request.map_err(|error| edge.service.model_metadata(&model, &version).err().unwrap_or(error))?;
@@ -110,13 +109,7 @@ pub(super) fn forward<S: Service>(
 }
 
 /// Reads, decompresses and decodes a request.
-async fn receive<S: Service>(
-    edge: &Edge<S>,
-    head: Head,
-    body: Body,
-    coding: Coding,
-    waits: bool,
-) -> Result<Decoded, InferError> {
+async fn receive<S: Service>(edge: &Edge<S>, head: Head, body: Body, coding: Coding) -> Result<Decoded, InferError> {
     let limit = edge.settings.max_input_size;
     let declared: Option<u64> = head.header_length.as_deref().and_then(|length| length.trim().parse().ok());
     // The limit applies to the JSON and the binary data separately; the client declares the length of the JSON.
@@ -126,7 +119,7 @@ async fn receive<S: Service>(
         // Compressed data can be longer than its content: allow for incompressible noise.
         _ => limit.saturating_mul(2),
     };
-    let body = match body::read(&edge.settings.budget, body, most, waits).await? {
+    let body = match body::read(&edge.settings.budget, body, most).await? {
         Read::Whole(body) => body,
         Read::TooLarge(size) => return Err(too_large(declared, size, limit)),
     };

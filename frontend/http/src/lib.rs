@@ -111,7 +111,7 @@ impl<S: Service> Edge<S> {
     /// # Errors
     /// Fails if the body exceeds 64 KiB or arrives too slowly.
     async fn read_short(&self, body: Body, what: &str) -> Result<Bytes, InferError> {
-        match body::read(&self.settings.budget, body, MAX_SHORT_BODY, false).await? {
+        match body::read(&self.settings.budget, body, MAX_SHORT_BODY).await? {
             Read::Whole(body) => Ok(body.join()),
             Read::TooLarge(size) => {
                 let text = format!("body of {size} bytes is too large: {what} has at most {MAX_SHORT_BODY} bytes");

@@ -115,7 +115,7 @@ async fn unload<S: Service>(edge: &Edge<S>, model: &str, body: Body) -> Answer {
 /// Reads the body of a load or an unload, which may contain files in base64.
 async fn whole<S: Service>(edge: &Edge<S>, body: Body) -> Result<Bytes, InferError> {
     let most = edge.settings.max_input_size;
-    match body::read(&edge.settings.budget, body, most, false).await? {
+    match body::read(&edge.settings.budget, body, most).await? {
         Read::Whole(body) => Ok(body.join()),
         Read::TooLarge(size) => {
             let message = format!(

@@ -12,7 +12,6 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
-use http::header::EXPECT;
 use http::{HeaderMap, Request, StatusCode};
 use pharos::error::{InferError, Reason};
 use pharos::infer::InferRequest;
@@ -120,7 +119,7 @@ async fn receive<S: Service>(
     check_encoding(headers)?;
     edge.service.demand(model, version, 0).await?;
     let metadata = edge.service.model_metadata(model, version)?;
-    let body = read(edge, body, headers.contains_key(EXPECT)).await?;
+    let body = read(edge, body).await?;
     let (inputs, form) =
         on_a_thread_if(body.len() > LONG, move || request::parse(&body.join(), &metadata.inputs)).await?;
     let mut request = InferRequest {

@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
-use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use pharos::metrics::labels::Refused;
@@ -20,9 +19,11 @@ use tokio::io::{Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tower::Service;
 
+use super::request_body::RequestBody;
 use super::tenants::CertificateName;
-use super::timeouts::{Activity, Watched};
+use super::timeouts::Activity;
 use super::traffic::{Stream, Traffic, WriteFlusher};
+use super::watched::Watched;
 use super::{HttpVersions, Shared};
 
 /// The first byte of a TLS handshake record (RFC 8446, 5.1).
@@ -42,7 +43,7 @@ impl Accepted {
     /// Serves requests until the connection ends.
     pub(super) async fn serve<S, B>(self, stream: TcpStream, service: S, refused: impl Fn(u16))
     where
-        S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+        S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
         S::Future: Send + Unpin + 'static,
         B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<Box<dyn Error + Send + Sync>>,
@@ -124,7 +125,7 @@ impl Accepted {
         flusher: &WriteFlusher,
     ) -> Result<(), Box<dyn Error + Send + Sync>>
     where
-        S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+        S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
         S::Future: Send + Unpin + 'static,
         B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<Box<dyn Error + Send + Sync>>,
@@ -226,6 +227,7 @@ fn describe(error: &(dyn Error + Send + Sync + 'static)) -> String {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use hyper::body::Incoming;
     use hyper::service::service_fn;
     use tokio::io::AsyncWriteExt;
     use tokio::net::TcpListener;

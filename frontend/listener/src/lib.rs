@@ -17,6 +17,7 @@ pub mod http_service;
 pub mod load_report;
 pub mod receiving;
 mod refusal;
+mod request_body;
 pub mod request_log;
 pub mod request_trace;
 pub mod response_timing;
@@ -26,6 +27,7 @@ mod timeouts;
 mod tls;
 mod traffic;
 mod unread_responses;
+mod watched;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -34,7 +36,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
-use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use pharos::metrics::cache::Cache;
@@ -45,6 +46,7 @@ use tokio::sync::{mpsc, watch as channel};
 use tower::Service;
 
 pub use self::bind::{bind, check};
+pub use self::request_body::RequestBody;
 pub use self::tls::{Tls, TlsFiles};
 
 use self::connection::Accepted;
@@ -199,7 +201,7 @@ pub async fn serve<S, B>(
     refused: impl Fn(u16) + Clone + Send + 'static,
     mut phases: PhaseReceiver,
 ) where
-    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send + Unpin + 'static,
     B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -250,7 +252,7 @@ impl Shared {
         refused: impl Fn(u16) + Send + 'static,
         alive: mpsc::Sender<Infallible>,
     ) where
-        S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+        S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
         S::Future: Send + Unpin + 'static,
         B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,

@@ -4,29 +4,19 @@
 //! inference. Instead, each connection stores the tick at which it began to wait, and a task scans all connections
 //! periodically. A request costs a few stores, and a connection is closed at most one scan after its timeout.
 
-use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::header::{CONNECTION, HeaderValue};
-use http::{Request, Response, Version};
-use http_body::{Frame, SizeHint};
-use hyper::body::Incoming;
 use pharos::metrics::labels::Refused;
 use tokio::task::AbortHandle;
-use tower::Service;
 
+use super::Phase;
 use super::connection_metrics::ConnectionMetrics;
-use super::handler_panic::{Content, Guarded, Protocol};
-use super::tenants::CertificateName;
-use super::unread_responses::{Pieces, Unread};
-use super::{Peer, Phase};
+use super::unread_responses::Unread;
 
 /// The minimum and maximum interval of scans. Between them it is a quarter of the shortest timeout.
 const SCAN_INTERVALS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(15));
@@ -281,11 +271,22 @@ impl Activity {
     }
 
     /// Records that the head of a request is complete.
-    fn begin(&self) {
+    pub(super) fn begin(&self) {
         self.head_since.store(0, Ordering::Relaxed);
         if !self.served.load(Ordering::Relaxed) {
             self.served.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// Records that a request is in flight until the result is dropped.
+    pub(super) fn busy(self: &Arc<Self>) -> Busy {
+        self.state.fetch_add(ONE, Ordering::Relaxed);
+        Busy(self.clone())
+    }
+
+    /// Returns the responses that the client has not read, and the number of scans.
+    pub(super) fn unread(&self) -> (&Unread, &Arc<AtomicU32>) {
+        (&self.unread, &self.tick)
     }
 
     fn end(&self) {
@@ -296,115 +297,19 @@ impl Activity {
     }
 }
 
-/// A request from its head to the end of its response.
-struct Busy(Arc<Activity>);
+/// A request from its head to the end of its response, or of its body. No timeout for the next request applies meanwhile.
+pub(super) struct Busy(Arc<Activity>);
+
+impl Busy {
+    /// Returns whether the client is to close the connection after the request.
+    pub(super) fn is_closing(&self) -> bool {
+        self.0.closing.load(Ordering::Relaxed)
+    }
+}
 
 impl Drop for Busy {
     fn drop(&mut self) {
         self.0.end();
-    }
-}
-
-/// A connection's service that records its activity.
-pub(super) struct Watched<S> {
-    pub(super) service: S,
-    pub(super) activity: Arc<Activity>,
-    /// The client's address, added to each request.
-    pub(super) peer: Option<SocketAddr>,
-    /// The name in the client's certificate, added to each request.
-    pub(super) name: Option<CertificateName>,
-}
-
-impl<S, B> hyper::service::Service<Request<Incoming>> for Watched<S>
-where
-    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone,
-    S::Future: Unpin,
-    B: http_body::Body<Data = Bytes> + Unpin,
-{
-    type Response = Response<Body<Content<B>>>;
-    type Error = Infallible;
-    type Future = Answer<S::Future>;
-
-    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
-        if let Some(peer) = self.peer {
-            request.extensions_mut().insert(Peer(peer));
-        }
-        if let Some(name) = &self.name {
-            request.extensions_mut().insert(name.clone());
-        }
-        self.activity.begin();
-        let busy = if request.version() == Version::HTTP_2 {
-            self.activity.set_http2();
-            None
-        } else {
-            self.activity.state.fetch_add(ONE, Ordering::Relaxed);
-            Some(Busy(self.activity.clone()))
-        };
-        // The services of this server are always ready, so `poll_ready` is not called.
-        let http2 = busy.is_none().then(|| self.activity.clone());
-        let protocol = Protocol::of(request.headers());
-        Answer { answer: Guarded::new(self.service.clone().call(request), protocol), busy, http2 }
-    }
-}
-
-/// The future of a response.
-pub(super) struct Answer<F> {
-    answer: Guarded<F>,
-    busy: Option<Busy>,
-    http2: Option<Arc<Activity>>,
-}
-
-impl<F, B> Future for Answer<F>
-where
-    F: Future<Output = Result<Response<B>, Infallible>> + Unpin,
-{
-    type Output = Result<Response<Body<Content<B>>>, Infallible>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut answer = ready!(Pin::new(&mut self.answer).poll(cx));
-        let busy = self.busy.take();
-        if busy.as_ref().is_some_and(|busy| busy.0.closing.load(Ordering::Relaxed)) {
-            answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-        }
-        let http2 = self.http2.take().map(|activity| (activity, Pieces::default()));
-        Poll::Ready(Ok(answer.map(|body| Body { body, _busy: busy, http2 })))
-    }
-}
-
-/// The body of a response; dropping it ends the request.
-pub(super) struct Body<B> {
-    body: B,
-    _busy: Option<Busy>,
-    /// Tracks the progress of the client.
-    http2: Option<(Arc<Activity>, Pieces)>,
-}
-
-impl<B: http_body::Body<Data = Bytes> + Unpin> http_body::Body for Body<B> {
-    type Data = Bytes;
-    type Error = B::Error;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
-        let Self { body, http2, .. } = &mut *self;
-        let Some((activity, pieces)) = http2 else { return Pin::new(body).poll_frame(cx) };
-        if let Some(rest) = pieces.next() {
-            return Poll::Ready(Some(Ok(Frame::data(rest))));
-        }
-        let frame = Pin::new(body).poll_frame(cx);
-        frame.map_ok(|frame| frame.map_data(|piece| pieces.cut(piece, (&activity.unread, &activity.tick))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream() && self.http2.as_ref().is_none_or(|(_, pieces)| pieces.is_empty())
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        let left = self.http2.as_ref().map_or(0, |(_, pieces)| pieces.left());
-        let (hint, mut whole) = (self.body.size_hint(), SizeHint::new());
-        whole.set_lower(hint.lower() + left);
-        if let Some(upper) = hint.upper() {
-            whole.set_upper(upper + left);
-        }
-        whole
     }
 }
 

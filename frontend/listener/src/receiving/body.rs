@@ -1,7 +1,5 @@
 //! Reads the complete body of an HTTP request, up to a limit.
 
-use std::time::Duration;
-
 use axum::body::Body;
 use bytes::Bytes;
 use http_body_util::BodyExt;
@@ -11,29 +9,21 @@ use pharos::error::{ErrorCode, InferError, Reason};
 use super::{Budget, Full};
 use crate::body_timeout::Fault;
 
-/// The limits of draining a body that is too large, so that its sender receives the error and not a connection reset.
-const DRAIN_TIME: Duration = Duration::from_secs(10);
-const DRAIN_BYTES: u64 = 1 << 30;
-
 /// The result of reading a request's body.
 pub enum Read {
     /// The complete body.
     Whole(Data),
-    /// The body is longer than allowed: at least this many bytes.
+    /// The body is longer than allowed: at least this many bytes. Without a declared size, these are the bytes received so far.
     TooLarge(u64),
 }
 
-/// Reads a body of at most `limit` bytes, within the memory budget. `waits` is whether the client waits for permission to send
-/// (`Expect: 100-continue`).
+/// Reads a body of at most `limit` bytes, within the memory budget. The listener discards the rest of a body after an error.
 ///
 /// # Errors
 /// The client disconnected, stalled or broke the framing, or the budget is exhausted.
-pub async fn read(budget: &Budget, mut body: Body, limit: u64, waits: bool) -> Result<Read, InferError> {
+pub async fn read(budget: &Budget, mut body: Body, limit: u64) -> Result<Read, InferError> {
     let declared = http_body::Body::size_hint(&body);
     if declared.lower() > limit {
-        if !waits && declared.lower() <= DRAIN_BYTES {
-            drain(&mut body, DRAIN_BYTES).await;
-        }
         return Ok(Read::TooLarge(declared.lower()));
     }
     // A body that arrives in one piece is not copied.
@@ -46,23 +36,11 @@ pub async fn read(budget: &Budget, mut body: Body, limit: u64, waits: bool) -> R
     while let Some(piece) = next {
         let length = (whole.len() + piece.len()) as u64;
         if length > limit {
-            drop(whole);
-            return Ok(Read::TooLarge(length + drain(&mut body, DRAIN_BYTES).await));
+            return Ok(Read::TooLarge(length));
         }
-        if let Err(full) = reservation.grow(piece.len()) {
-            drop((whole, reservation));
-            drain(&mut body, DRAIN_BYTES).await;
-            return Err(no_memory(full));
-        }
+        reservation.grow(piece.len()).map_err(no_memory)?;
         whole.push(piece);
-        next = match frame(&mut body).await {
-            Err(error) if error.reason == Reason::TooLarge => {
-                drop(whole);
-                drain(&mut body, DRAIN_BYTES).await;
-                return Err(error);
-            }
-            next => next?,
-        };
+        next = frame(&mut body).await?;
     }
     Ok(Read::Whole(whole.finish()))
 }
@@ -97,19 +75,4 @@ fn broken(error: axum::Error) -> InferError {
         Some(fault) => InferError::new(ErrorCode::InvalidArg, Reason::Timeout, fault.to_string()),
         None => InferError::malformed(format!("the request's body broke off: {error}")),
     }
-}
-
-/// Reads and discards data; returns its size.
-async fn drain(body: &mut Body, most: u64) -> u64 {
-    let mut drained = 0u64;
-    let all = async {
-        while let Ok(Some(piece)) = frame(body).await {
-            drained += piece.len() as u64;
-            if drained > most {
-                break;
-            }
-        }
-    };
-    let _ = tokio::time::timeout(DRAIN_TIME, all).await;
-    drained
 }
