@@ -9,6 +9,7 @@ Prints one line for each number, with its goal. See docs/src/internals/performan
 """
 
 import argparse
+import collections
 import concurrent.futures
 import http.client
 import json
@@ -211,7 +212,10 @@ def limited_memory(folder: Path, options):
     if options.record:
         record(options.record, f"{about}, eight clients, Zipf's law: milliseconds since the first, model", sent)
     print(f"{about}: {len(sent)} requests, {loads} loads, {waited} requests waited")
-    told("failed requests", len(failures(usual + sent + others)), "requests", 0)
+    failed = failures(usual + sent + others)
+    told("failed requests", len(failed), "requests", 0)
+    for text, count in collections.Counter(failed).most_common(10):
+        print(f"  {count} times: {text.decode(errors='replace')}")
     told("most memory of the models", most / limit, "of the limit", 1)
     before, after = p99_of_fastest(usual, 0), p99_of_fastest(sent, waited)
     told("p99 of requests to loaded models", after / before, f"of {1e3 * before:.2f} ms without the others", 1.3)

@@ -27,6 +27,21 @@ UPLOADS = {
     "a parameter of the sandbox": {
         "config": json.dumps({"backend": "onnxruntime", "parameters": {"sandbox": {"string_value": "off"}}})
     },
+    "a library of operators": {
+        "config": json.dumps({"backend": "onnxruntime", "model_operations": {"op_library_filename": ["/tmp/operators.so"]}})
+    },
+    "a file of an accelerator": {
+        "config": json.dumps(
+            {
+                "backend": "onnxruntime",
+                "optimization": {
+                    "execution_accelerators": {
+                        "cpu_execution_accelerator": [{"name": "openvino", "parameters": {"cache_dir": "/tmp"}}]
+                    }
+                },
+            }
+        )
+    },
 }
 """The parameters of loads that need a permission."""
 TOKEN = {"Authorization": "Bearer manager"}
@@ -90,3 +105,22 @@ def test_everything_that_can_run_code_is_refused_over_both_protocols(tmp_path):
         client.load_model("digits", config=json.dumps({"backend": "onnxruntime", "max_batch_size": 2}))
         assert client.get_model_config("digits", as_json=True)["config"]["max_batch_size"] == 2
         client.close()
+
+
+def test_members_of_ensembles_are_models_of_the_repositories(tmp_path):
+    """The name of a member is not a path: a configuration without code must not start the code of another directory."""
+    outside = tmp_path / "outside"
+    (outside / "1").mkdir(parents=True)
+    (outside / "1/model.py").write_text(CODE)
+    (outside / "config.pbtxt").write_text(
+        'backend: "python"\ninput { name: "A" data_type: TYPE_FP32 dims: 1 }\noutput { name: "B" data_type: TYPE_FP32 dims: 1 }\n'
+    )
+    with server_with(tmp_path) as server:
+        for member in (str(outside), f"digits/../../{outside.name}", "../outside"):
+            step = {"model_name": member, "model_version": -1, "input_map": {"A": "X"}, "output_map": {"B": "Y"}}
+            tensors = [[{"name": name, "data_type": "TYPE_FP32", "dims": [1]}] for name in "XY"]
+            config = {"platform": "ensemble", "input": tensors[0], "output": tensors[1], "ensemble_scheduling": {"step": [step]}}
+            status, answer = load(server, "digits", {"config": json.dumps(config)})
+            assert status == 400 and "contains models that are not available" in answer, answer
+        assert "outside" not in server.ask("POST", "/v2/repository/index", b"")[1]
+        assert server.workers() == set()

@@ -163,6 +163,20 @@ def test_an_idle_sequence_releases_its_memory(stateful):
     eventually("its state is dropped", lambda: state_bytes(stateful, "first") == 0)
 
 
+def test_a_removed_instance_has_no_states(tmp_path):
+    """After a change of the number of instances, the metric has only those that run."""
+    config = lambda count: f"{builtin('accumulate')}{sequences(TWO)}{tensors('2')}instance_group [ {{ count: {count} kind: KIND_CPU }} ]\n"
+    write(tmp_path / "models", "sum", config(2))
+    with Server(tmp_path, [tmp_path / "models"], ["--model-control-mode=explicit", "--load-model=sum"]) as server:
+        instances = lambda: [dict(pairs)["instance"] for name, pairs in server.scrape() if name == "pharos_sequence_state_bytes"]
+        assert len(instances()) == 2
+        (tmp_path / "new").write_text(config(1))
+        (tmp_path / "new").replace(tmp_path / "models/sum/config.pbtxt")
+        assert server.ask("POST", "/v2/repository/models/sum/load", b"")[0] == 200
+        eventually("one worker is left", lambda: len(server.workers()) == 1)
+        eventually("one instance has states", lambda: len(instances()) == 1)
+
+
 @pytest.mark.parametrize(
     ("states", "expected"),
     [

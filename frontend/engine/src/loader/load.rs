@@ -10,7 +10,6 @@ use pharos::classification;
 use pharos::id::ModelVersion;
 use pharos::metrics::builtin::Builtin;
 use pharos::metrics::cache::Cache;
-use pharos::metrics::catalog::Kind;
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::{ModelConfig, Scheduling, TensorSpec, Warmup, WarmupBatch};
@@ -406,12 +405,15 @@ pub(super) fn log_warnings(model: &ModelVersion, config: &ModelConfig) {
     for warning in &config.warnings {
         tracing::warn!(%model, "{warning}");
     }
-    let is_histogram = |family: &str| Builtin::from_name(family).is_some_and(|metric| metric.kind() == Kind::Histogram);
+    let is_histogram = |family: &str| Builtin::from_name(family).is_some_and(Builtin::has_buckets_of_models);
     for (family, _) in config.histogram_buckets.iter().filter(|(family, _)| !is_histogram(family)) {
         let renamed = Builtin::formerly(family)
             .map(|present| format!("; it is now named '{}', with buckets in seconds", present.name()))
             .unwrap_or_default();
-        tracing::warn!(%model, "'model_metrics' has buckets for '{family}', which is not a histogram of this server{renamed}");
+        tracing::warn!(
+            %model,
+            "'model_metrics' has buckets for '{family}', which is not a histogram of single models of this server{renamed}"
+        );
     }
     let Scheduling::Ensemble { steps, .. } = &config.scheduling else { return };
     if model.name.namespace().is_some() {

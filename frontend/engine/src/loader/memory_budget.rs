@@ -25,6 +25,9 @@ use pharos_os::{blocking, clock};
 /// The longest time between two checks whether a model fits: a model that executed requests may be unloaded now.
 const LOOK: Duration = Duration::from_millis(5);
 
+/// How often models are chosen to be unloaded for a model that turned out larger than expected, before its load fails.
+const MOST_UNLOADS: usize = 16;
+
 /// The longest time that a load waits for unloaded models to end.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
@@ -281,8 +284,7 @@ impl Loader {
             return Ok(());
         }
         let _turn = self.memory.turn();
-        self.unload_some(&excess(), OnDemandUnload::Memory);
-        match excess().iter().next() {
+        match unload_until_within(excess, |bytes| self.unload_some(bytes, OnDemandUnload::Memory)).iter().next() {
             None => Ok(()),
             Some((memory, _)) => Err(self.refused(model.name, memory, (bytes.of(memory), bytes.of(memory)))),
         }
@@ -432,6 +434,19 @@ impl Loader {
     }
 }
 
+/// Calls `unload` with the `excess` until it is zero, or until unloading models is not enough. Returns the excess that is left.
+/// One call may not suffice: a model that is chosen can receive a request before it is unloaded, and the sizes of other models are
+/// measured meanwhile.
+fn unload_until_within(excess: impl Fn() -> MemoryBytes, unload: impl Fn(&MemoryBytes) -> Vec<Memory>) -> MemoryBytes {
+    for _ in 0..MOST_UNLOADS {
+        let beyond = excess();
+        if beyond.is_zero() || !unload(&beyond).is_empty() {
+            return beyond;
+        }
+    }
+    excess()
+}
+
 /// Returns a model and its members, recursively, each once.
 fn with_members<'t>(table: &'t Snapshot, name: &'t str) -> Vec<&'t str> {
     let mut all = vec![name];
@@ -442,4 +457,33 @@ fn with_members<'t>(table: &'t Snapshot, name: &'t str) -> Vec<&'t str> {
         next += 1;
     }
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    /// Returns what is left of the excess if the calls find these excesses, and how often models are unloaded. Unloads are not enough
+    /// for more than 100 bytes.
+    fn unloaded(found: &[u64]) -> (u64, Vec<u64>) {
+        let main = |bytes| MemoryBytes::from_iter([(Memory::Main, bytes)]);
+        let (left, unloads) = (RefCell::new(found.iter()), RefCell::new(Vec::new()));
+        let excess = || main(left.borrow_mut().next().copied().unwrap_or_default());
+        let rest = unload_until_within(excess, |bytes| {
+            unloads.borrow_mut().push(bytes.of(Memory::Main));
+            if bytes.of(Memory::Main) > 100 { vec![Memory::Main] } else { Vec::new() }
+        });
+        (rest.of(Memory::Main), unloads.into_inner())
+    }
+
+    #[test]
+    fn models_are_unloaded_until_the_rest_is_within_the_limit() {
+        assert_eq!(unloaded(&[0]), (0, vec![]));
+        assert_eq!(unloaded(&[100, 0]), (0, vec![100]));
+        assert_eq!(unloaded(&[100, 20, 0]), (0, vec![100, 20]), "a chosen model was used, or another one has grown");
+        assert_eq!(unloaded(&[100, 120, 0]), (120, vec![100, 120]), "it is not enough");
+        assert_eq!(unloaded(&[1; 100]), (1, vec![1; MOST_UNLOADS]), "not for ever");
+    }
 }

@@ -26,17 +26,17 @@ impl ModelTable {
         request: Box<InferRequest>,
         (checked, classified): Admitted,
     ) -> Answer {
-        let mut response = match &*serving.executor {
+        let response = match &*serving.executor {
             Executor::Instances { driver, .. } => driver.infer(request, checked).await?,
             Executor::Ensemble { ensemble, .. } => {
                 let target = Target { members: self, version: serving, ensemble };
                 ensemble::infer(target, *request, checked).await?
             }
         };
-        for (name, count) in classified {
-            serving.classify(&mut response, &name, count)?;
+        match classified.is_empty() {
+            true => Ok(response),
+            false => serving.clone().classified(response, classified).await,
         }
-        Ok(response)
     }
 
     /// Starts a request of a decoupled model that [`Serving::admit`] has checked. The request is queued on return.

@@ -1,9 +1,10 @@
 //! The responses to one request of a decoupled model, from its instances or from an ensemble with decoupled members.
 
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use super::{ModelTable, Serving};
+use crate::calls::BoxFuture;
 use crate::ensemble::{self, ResponseSource};
 use crate::scheduler::{self, Streamed};
 
@@ -13,6 +14,8 @@ pub(crate) struct Responses {
     serving: Arc<Serving>,
     /// The outputs to classify, each with the number of the largest elements to return.
     classified: Vec<(String, u64)>,
+    /// The response whose outputs are being classified.
+    classifying: Option<BoxFuture<Streamed>>,
 }
 
 enum Kind {
@@ -26,7 +29,7 @@ impl Responses {
         responses: scheduler::Responses,
         classified: Vec<(String, u64)>,
     ) -> Self {
-        Self { kind: Kind::Instances(responses), serving: serving.clone(), classified }
+        Self { kind: Kind::Instances(responses), serving: serving.clone(), classified, classifying: None }
     }
 
     pub(super) fn of_ensemble(
@@ -34,30 +37,37 @@ impl Responses {
         responses: ensemble::Responses<ModelTable>,
         classified: Vec<(String, u64)>,
     ) -> Self {
-        Self { kind: Kind::Ensemble(Box::new(responses)), serving: serving.clone(), classified }
+        Self { kind: Kind::Ensemble(Box::new(responses)), serving: serving.clone(), classified, classifying: None }
     }
 
     /// Returns the next response, or `None` after the last. Polling again means that the previous one was taken.
     pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>> {
-        let next = match &mut self.kind {
-            Kind::Instances(responses) => responses.poll_next(cx),
-            Kind::Ensemble(responses) => responses.poll_next(cx),
-        };
-        next.map(|streamed| streamed.map(|streamed| self.classify(streamed)))
+        if self.classifying.is_none() {
+            let next = match &mut self.kind {
+                Kind::Instances(responses) => responses.poll_next(cx),
+                Kind::Ensemble(responses) => responses.poll_next(cx),
+            };
+            match ready!(next) {
+                Some(streamed) if !self.classified.is_empty() && !streamed.empty => self.classify(streamed),
+                next => return Poll::Ready(next),
+            }
+        }
+        let Some(classifying) = &mut self.classifying else { return Poll::Ready(None) };
+        let streamed = ready!(classifying.as_mut().poll(cx));
+        self.classifying = None;
+        Poll::Ready(Some(streamed))
     }
 
-    fn classify(&self, streamed: Streamed) -> Streamed {
-        if self.classified.is_empty() || streamed.empty {
-            return streamed;
-        }
+    fn classify(&mut self, streamed: Streamed) {
         let Streamed { answer, last, empty } = streamed;
-        let answer = answer.and_then(|mut response| {
-            for (name, count) in &self.classified {
-                self.serving.classify(&mut response, name, *count)?;
-            }
-            Ok(response)
-        });
-        Streamed { answer, last, empty }
+        let (serving, classified) = (self.serving.clone(), self.classified.clone());
+        self.classifying = Some(Box::pin(async move {
+            let answer = match answer {
+                Ok(response) => serving.classified(response, classified).await,
+                Err(error) => Err(error),
+            };
+            Streamed { answer, last, empty }
+        }));
     }
 }
 

@@ -7,17 +7,19 @@ use std::sync::{Arc, Weak};
 use pharos::classification;
 use pharos::error::InferError;
 use pharos::id::ModelVersion;
-use pharos::infer::{InferRequest, InferResponse};
+use pharos::infer::{InferOutput, InferRequest, InferResponse};
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::{Checked, ModelConfig};
 use pharos::repository::{VersionFingerprint, not_at_ready_state};
 
+use crate::calls::BoxFuture;
 use crate::ensemble::Ensemble;
 use crate::model_memory::MemoryShare;
 use crate::scheduler::Driver;
 use crate::store::ModelFiles;
 use crate::supervisor::Instances;
+use pharos_os::blocking;
 
 /// A serving version of a model.
 #[derive(Clone)]
@@ -36,6 +38,9 @@ pub(crate) struct Serving {
     /// The version's files, held while they are used.
     pub(crate) files: Arc<ModelFiles>,
 }
+
+/// The size in bytes from which an output is classified on a blocking thread.
+const LONG_CLASSIFICATION: usize = 64 << 10;
 
 /// The result of checking a request, and the outputs to classify, each with the number of the largest elements to return.
 pub(crate) type Admitted = (Checked, Vec<(String, u64)>);
@@ -209,15 +214,35 @@ impl Serving {
         Ok((checked, outputs.map(|output| (output.name.clone(), output.classification)).collect()))
     }
 
-    /// Replaces an output by its `count` largest elements.
+    /// Replaces outputs by their largest elements, on a blocking thread if one of them is large.
     ///
     /// # Errors
     /// The elements have no order, or are too many.
-    pub(crate) fn classify(&self, response: &mut InferResponse, name: &str, count: u64) -> Result<(), InferError> {
-        let labels = self.labels.get(name).map_or(&[][..], Vec::as_slice);
-        for output in response.outputs.iter_mut().filter(|output| output.name == name) {
-            output.tensor = classification::classify(&output.tensor, count, labels, self.config.batches())?;
-        }
-        Ok(())
+    pub(crate) fn classified(
+        self: Arc<Self>,
+        mut response: InferResponse,
+        classified: Vec<(String, u64)>,
+    ) -> BoxFuture<Result<InferResponse, InferError>> {
+        let is_long = |output: &InferOutput| output.tensor.data.len() > LONG_CLASSIFICATION;
+        let long = response
+            .outputs
+            .iter()
+            .any(|output| is_long(output) && classified.iter().any(|(name, _)| *name == output.name));
+        let work = move || {
+            for (name, count) in &classified {
+                let labels = self.labels.get(name).map_or(&[][..], Vec::as_slice);
+                for output in response.outputs.iter_mut().filter(|output| output.name == *name) {
+                    output.tensor = classification::classify(&output.tensor, *count, labels, self.config.batches())?;
+                }
+            }
+            Ok(response)
+        };
+        Box::pin(async move {
+            if !long {
+                return work();
+            }
+            let done = blocking::run(work).await;
+            done.unwrap_or_else(|error| Err(InferError::internal(format!("the classification failed: {error}"))))
+        })
     }
 }
