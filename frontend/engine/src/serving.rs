@@ -107,6 +107,8 @@ pub(crate) struct ModelTable {
     pub(crate) load_waits: AtomicUsize,
     /// Held during a change, so that changes wait for each other.
     changing: Mutex<()>,
+    /// Held while the gauges are set: an older reading must not replace a newer one.
+    observing: Mutex<()>,
     // Held only to copy or replace the pointer, or to change a table that no request reads.
     snapshot: RwLock<Arc<Snapshot>>,
 }
@@ -133,6 +135,7 @@ impl ModelTable {
             abort_drain: watch::Sender::new(false),
             load_waits: AtomicUsize::new(0),
             changing: Mutex::default(),
+            observing: Mutex::default(),
             snapshot,
         }
     }

@@ -32,6 +32,7 @@ struct ExecutingVersion {
 impl ModelTable {
     /// Updates the metrics cache before a scrape: reads the metrics that workers have sent, and sets the gauges.
     pub(crate) fn observe(&self) {
+        let _turn = self.observing.lock().unwrap_or_else(PoisonError::into_inner);
         self.shared.metrics.clock().set(clock::now());
         let all = self.live();
         self.observe_ensembles(&all);

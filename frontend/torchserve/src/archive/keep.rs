@@ -103,8 +103,10 @@ impl Part {
     /// Renames the file to its final name.
     ///
     /// # Errors
-    /// A file of this name exists, or renaming fails.
+    /// A file of this name exists, or writing to the disk or renaming fails.
     pub(super) fn finish(self) -> io::Result<StoredFile> {
+        // A file with its final name is used after a power failure too.
+        self.file.sync_all()?;
         let identity = identity(&self.file.metadata()?);
         match renameat_with(CWD, &self.path, CWD, &self.target, RenameFlags::NOREPLACE) {
             // Some file systems lack RENAME_NOREPLACE; use a hard link there.
