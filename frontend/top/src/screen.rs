@@ -183,6 +183,19 @@ fn figures(history: &History, models: &[Model]) -> Line<'static> {
     Line::from(spans.collect::<Vec<_>>())
 }
 
+/// The minimum width of the names of models, and the width of the two columns behind them.
+const NAMES: u16 = 16;
+const NUMBERS: u16 = 7;
+
+/// Returns at most `width` characters of a name, without its beginning: the names of models in a repository differ at their ends.
+fn shortened(name: &str, width: u16) -> String {
+    let excess = name.chars().count().saturating_sub(width.into());
+    match excess {
+        0 => name.to_owned(),
+        _ => format!("…{}", name.chars().skip(excess + 1).collect::<String>()),
+    }
+}
+
 fn draw_models(frame: &mut Frame<'_>, area: Rect, (models, view): (&[Model], &View)) {
     let arrow = |at: usize| match (view.sort == at && !view.unlimited, view.ascending) {
         (true, true) => "▲",
@@ -193,17 +206,19 @@ fn draw_models(frame: &mut Frame<'_>, area: Rect, (models, view): (&[Model], &Vi
     let mut heads =
         vec![Text::from(format!("model{}", arrow(0))), right("version".to_owned()), right("ready".to_owned())];
     heads.extend(COLUMNS.iter().zip(1..).map(|(column, at)| right(format!("{}{}", column.head, arrow(at)))));
+    let others: u16 = COLUMNS.iter().map(|column| column.width + 1).sum();
+    let names = area.width.saturating_sub(others + 2 * (NUMBERS + 1)).max(NAMES);
     let most = models.len().saturating_sub(usize::from(area.height.saturating_sub(1))).min(view.first);
     let rows = models.iter().skip(most).map(|model| {
         let ready = match (model.ready, model.instances) {
             (Some(ready), Some(all)) => format!("{}/{}", number(Some(ready)), number(Some(all))),
             _ => crate::format::NONE.to_owned(),
         };
-        let mut cells = vec![Text::from(model.name.clone()), right(model.version.clone()), right(ready)];
+        let mut cells = vec![Text::from(shortened(&model.name, names)), right(model.version.clone()), right(ready)];
         cells.extend(COLUMNS.iter().map(|column| right((column.text)(model))));
         Row::new(cells).style(style(if model.is_troubled() { Level::Bad } else { Level::Plain }))
     });
-    let mut widths = vec![Constraint::Min(16), Constraint::Length(7), Constraint::Length(7)];
+    let mut widths = vec![Constraint::Min(NAMES), Constraint::Length(NUMBERS), Constraint::Length(NUMBERS)];
     widths.extend(COLUMNS.iter().map(|column| Constraint::Length(column.width)));
     let head = Row::new(heads).style(Style::new().add_modifier(Modifier::BOLD | Modifier::UNDERLINED));
     frame.render_widget(widgets::Table::new(rows, widths).header(head).column_spacing(1), area);
@@ -300,6 +315,24 @@ mod tests {
         assert!(!text.contains('\u{1b}'), "control characters of a label reach the terminal");
         assert!(text.contains("events since the start of this program\nnone"), "{text}");
         assert!(lines.last().unwrap().starts_with("q quit"));
+    }
+
+    #[test]
+    fn long_names_keep_their_ends() {
+        let mut history = History::default();
+        let models = ["/a/repository/of/many/models/one", "/a/repository/of/many/models/two", "short"];
+        let text = models.map(|name| format!("nv_inference_request_success{{model=\"{name}\",version=\"1\"}} 1\n"));
+        history.add(&text.concat(), Instant(0));
+        let others = usize::from(COLUMNS.iter().map(|column| column.width + 1).sum::<u16>()) + 16;
+        for (width, expected) in [
+            (17, ["…/many/models/one", "…/many/models/two"]),
+            (32, ["/a/repository/of/many/models/one", "/a/repository/of/many/models/two"]),
+        ] {
+            let page = page(&history, &view(), (u16::try_from(others + width).unwrap(), 30));
+            for name in expected.iter().chain(&["short"]) {
+                assert!(page.iter().any(|line| line.starts_with(&format!("{name} "))), "{name}: {page:#?}");
+            }
+        }
     }
 
     #[test]

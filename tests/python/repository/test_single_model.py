@@ -2,6 +2,7 @@
 model's directory."""
 
 import shutil
+import struct
 
 import pytest
 
@@ -71,6 +72,22 @@ def test_a_configuration_beside_the_file_is_used(tmp_path, place):
     (place / "model.py").write_text(PYTHON)
     check_served(tmp_path, place, "named")
     check_served(tmp_path, place, "mine", "--model-name=mine")
+
+
+def test_labels_warm_up_data_and_initial_states_beside_the_file_are_used(tmp_path, place):
+    """In a repository these are beside the directories of versions."""
+    (place / "model.onnx").write_bytes(IDENTITY)
+    (place / "classes.txt").write_text("cat\ndog\n\nbird\n")
+    (place / "warmup").mkdir()
+    (place / "warmup/data").write_bytes(struct.pack("<4f", 1, 2, 3, 4))
+    (place / "config.pbtxt").write_text(
+        CONFIG.replace("dims: 4 }\n", 'dims: 4 label_filename: "classes.txt" }\n').replace('dims: 4 label_filename: "classes.txt" }', "dims: 4 }", 1)
+        + 'model_warmup { name: "w" batch_size: 1 inputs { key: "INPUT0" value { data_type: TYPE_FP32 dims: 4 input_data_file: "data" } } }'
+    )
+    with Server(tmp_path, [place]) as server:
+        asked = {**REQUEST, "outputs": [{"name": "OUTPUT0", "parameters": {"classification": 2}}]}
+        status, answer = server.infer("models", asked)
+        assert (status, answer["outputs"][0]["data"]) == (200, ["4.000000:3:bird", "3.000000:2"]), answer
 
 
 def test_a_model_directory_is_served_under_its_configured_name(tmp_path, place):

@@ -17,6 +17,9 @@ use super::scan;
 /// The name of a model's configuration file.
 const CONFIG: &str = "config.pbtxt";
 
+/// The directories that a model has beside those of its versions: the data of warm-up requests, and initial states.
+const BESIDE_VERSIONS: [&str; 2] = ["warmup", "initial_state"];
+
 /// A repository path that is itself a model.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Single {
@@ -75,11 +78,21 @@ impl Single {
         let version = local.path().join("1");
         std::fs::create_dir(&version)?;
         for (name, target) in links {
-            let directory = if name == CONFIG { local.path() } else { version.as_path() };
-            symlink(target, directory.join(name))?;
+            if name == CONFIG || BESIDE_VERSIONS.iter().any(|beside| name == beside) || is_labels(name, target) {
+                symlink(target, local.path().join(name))?;
+            }
+            if name != CONFIG {
+                symlink(target, version.join(name))?;
+            }
         }
         Ok(local)
     }
+}
+
+/// Returns whether a file may be one of class labels, which a model has beside the directories of its versions. Its name is any that
+/// the configuration has.
+fn is_labels(name: &OsStr, target: &Path) -> bool {
+    target.is_file() && version(name).is_none()
 }
 
 /// Returns the files of a directory that is a single model.
