@@ -17,9 +17,6 @@ use super::scan;
 /// The name of a model's configuration file.
 const CONFIG: &str = "config.pbtxt";
 
-/// The directories that a model has beside those of its versions: the data of warm-up requests, and initial states.
-const BESIDE_VERSIONS: [&str; 2] = ["warmup", "initial_state"];
-
 /// A repository path that is itself a model.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Single {
@@ -77,8 +74,9 @@ impl Single {
         let local = ModelFiles::temporary(path.clone(), path, above);
         let version = local.path().join("1");
         std::fs::create_dir(&version)?;
+        let is_configured = links.iter().any(|(name, _)| name == CONFIG);
         for (name, target) in links {
-            if name == CONFIG || BESIDE_VERSIONS.iter().any(|beside| name == beside) || is_labels(name, target) {
+            if is_configured && is_beside_versions(name, target) {
                 symlink(target, local.path().join(name))?;
             }
             if name != CONFIG {
@@ -89,10 +87,14 @@ impl Single {
     }
 }
 
-/// Returns whether a file may be one of class labels, which a model has beside the directories of its versions. Its name is any that
-/// the configuration has.
-fn is_labels(name: &OsStr, target: &Path) -> bool {
-    target.is_file() && version(name).is_none()
+/// Returns whether a model has this beside the directories of its versions: the configuration and what it names, which are files of
+/// class labels, the data of warm-up requests and initial states.
+fn is_beside_versions(name: &OsStr, target: &Path) -> bool {
+    let is_model_file = || name.to_str().is_some_and(|name| default_model_file(name).is_some());
+    match target.is_file() {
+        true => version(name).is_none() && !is_model_file(),
+        false => name == "warmup" || name == "initial_state",
+    }
 }
 
 /// Returns the files of a directory that is a single model.
@@ -273,6 +275,25 @@ mod tests {
             &["net.onnx", "net.data"],
             "",
             Some(("usual", &["1", "1/model.onnx", "1/net.data", "1/net.onnx"])),
+        );
+        check(
+            "labelled",
+            &["config.pbtxt", "model.onnx", "names.txt", "warmup/x", "other/y", "8"],
+            "",
+            Some((
+                "own",
+                &[
+                    "1",
+                    "1/8",
+                    "1/model.onnx",
+                    "1/names.txt",
+                    "1/other",
+                    "1/warmup",
+                    "config.pbtxt",
+                    "names.txt",
+                    "warmup",
+                ],
+            )),
         );
         check("archive", &["squeeze.mar"], "", Some(("archive", &["1", "1/squeeze.mar"])));
         check(
