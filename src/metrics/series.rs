@@ -284,7 +284,7 @@ impl ModelSeries {
     }
 
     /// Returns the version as text.
-    pub(super) fn version(&self) -> &str {
+    pub fn version(&self) -> &str {
         &self.version
     }
 

@@ -148,7 +148,8 @@ impl Drop for Calls {
 }
 
 impl Shared {
-    /// Builds the request of a call. Releases all memory that the call names, even if the request is invalid.
+    /// Builds the request of a call. Releases all memory that the call names, even if the request is invalid,
+    /// unless its inputs overlap: a worker that follows the protocol never sends that.
     fn request(&self, call: &Call) -> Result<InferRequest, InferError> {
         let link = &self.link;
         let own = call.inputs.iter().filter(|input| input.loan.is_none());

@@ -189,8 +189,7 @@ impl Outputs {
             return Some(block);
         }
         // A slow reader must not stall the instance: if much is held, the block is copied and released now.
-        let count = CopiedCount::new(self, len)?;
-        Some(Bytes::from_owner(CopiedOutput { data: block.to_vec(), _count: count }))
+        Some(Bytes::from_owner(CopiedOutput::new(self, &block)?))
     }
 
     /// Returns the offsets released since the last call.
@@ -240,31 +239,30 @@ impl Drop for OutputBlock {
     }
 }
 
-/// A copied block of outputs, as the owner of a [`Bytes`].
+/// A copied block of outputs, as the owner of a [`Bytes`]. Its bytes are counted until it is dropped.
 struct CopiedOutput {
-    data: Vec<u8>,
-    _count: CopiedCount,
-}
-
-/// Counts copied bytes until it is dropped.
-struct CopiedCount {
     outputs: Arc<Outputs>,
-    length: u64,
+    data: Vec<u8>,
 }
 
-impl CopiedCount {
-    /// Returns `None` if too much is copied already.
-    fn new(outputs: &Arc<Outputs>, length: u64) -> Option<Self> {
-        let mut released = outputs.lock();
-        let copied = released.copied.checked_add(length).filter(|copied| *copied <= MOST_COPIED)?;
-        released.copied = copied;
-        Some(Self { outputs: outputs.clone(), length })
+impl CopiedOutput {
+    /// Copies a block; `None` if too much is copied already.
+    fn new(outputs: &Arc<Outputs>, block: &[u8]) -> Option<Self> {
+        {
+            let mut released = outputs.lock();
+            let copied = released.copied + block.len() as u64;
+            if copied > MOST_COPIED {
+                return None;
+            }
+            released.copied = copied;
+        }
+        Some(Self { outputs: outputs.clone(), data: block.to_vec() })
     }
 }
 
-impl Drop for CopiedCount {
+impl Drop for CopiedOutput {
     fn drop(&mut self) {
-        self.outputs.lock().copied -= self.length;
+        self.outputs.lock().copied -= self.data.len() as u64;
     }
 }
 

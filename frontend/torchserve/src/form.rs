@@ -85,7 +85,7 @@ async fn multipart(boundary: String, body: Bytes) -> Result<Vec<Part>, Refused> 
     Ok(parts)
 }
 
-/// Refuses a request with more than 10,000 parts, since each needs much more memory than its bytes.
+/// Refuses a request with more than `MAX_PARTS` parts, since each needs much more memory than its bytes.
 ///
 /// # Errors
 /// There are more.

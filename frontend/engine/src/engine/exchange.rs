@@ -61,10 +61,10 @@ impl Exchange {
         request: &mut InferRequest,
     ) -> Result<(), InferError> {
         // Clients can write a number in many forms, each of which would have series.
-        let number = if request.model_version.is_empty() { String::new() } else { serving.model.version.to_string() };
+        let number = if request.model_version.is_empty() { "" } else { serving.series.version() };
         let (name, version) = match &self.client_name {
-            Some(ClientModelName { name, requested_version, .. }) => (name, requested_version),
-            None => (&request.model_name, &number),
+            Some(ClientModelName { name, requested_version, .. }) => (name.as_str(), requested_version.as_str()),
+            None => (request.model_name.as_str(), number),
         };
         let counts = engine.naming.as_ref().is_none_or(|naming| naming.counts());
         if let Some(named) = engine.inner.cache.alias(name, version).filter(|_| counts) {

@@ -161,6 +161,7 @@ fn check_apart(config: &ModelConfig, requests: usize, blocks: &[OutputBlock]) ->
     Ok(())
 }
 
+/// Says that a block cannot be taken.
 fn unavailable(block: &OutputBlock) -> String {
     let OutputBlock { offset, len, .. } = block;
     format!("{len} bytes at {offset} are outside its memory, or clients have left too many of its outputs unread")
