@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .emit_rerun_if_changed(false)
         .bytes(".")
         .btree_map(".")
-        .codec_path("pharos_listener::receiving::grpc::bounded::BoundedCodec")
+        .codec_path("pharos_listener::receiving::grpc::bounded::FlatCodec")
         .extern_path(".google.rpc.Status", "crate::grpc::RpcStatus")
         .compile_fds(protox::compile(own, [proto])?)?;
     Ok(())

@@ -11,6 +11,7 @@ Prints one line for each number, with its goal. See docs/src/internals/performan
 import argparse
 import collections
 import concurrent.futures
+import contextlib
 import http.client
 import json
 import multiprocessing
@@ -28,7 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/python"))
 
-from harness.processes import mapped, written  # noqa: E402
+from harness.processes import mapped  # noqa: E402
 from harness.server import EXAMPLES, Server, total, workers  # noqa: E402
 
 IO = """max_batch_size: 4
@@ -156,11 +157,32 @@ def client(address: str, seed: int, models: int, seconds: float) -> list:
 
 
 def most_memory(pid: int, ended) -> int:
-    """Returns the most bytes that the workers of a server have written at the same time until `ended` is set."""
+    """Returns the most bytes that the workers of a server have used at the same time until `ended` is set. A look takes milliseconds,
+    so only those count during which no worker began or ended: others would count a worker and its successor."""
     most = 0
     while not ended.wait(0.05):
-        most = max(most, written(workers(pid)))
+        before = set(workers(pid))
+        used = sum(map(used_bytes, before))
+        if set(workers(pid)) == before:
+            most = max(most, used)
     return most
+
+
+def used_bytes(pid: int) -> int:
+    """Returns the bytes that a worker uses, counted as the server counts them: private pages that it has written, and the memory that
+    it shares with the server, of which the proportional share of each is a half. An ended process uses none."""
+    # The file of an ended process is missing, unreadable or empty.
+    with contextlib.suppress(OSError, KeyError):
+        return mapped(pid, "Private_Dirty") + 2 * mapped(pid, "Pss_Shmem")
+    return 0
+
+
+def largest_model(folder: Path, models: Path, count: int) -> int:
+    """Returns the bytes that the server counts for the largest of these models after a request to each."""
+    with Server(folder, [models], ["--model-memory-limit=1000000000"]) as server:
+        for number in range(count):
+            assert server.infer(f"m{number}", REQUEST)[0] == 200
+        return max(used_bytes(pid) for pid in server.workers())
 
 
 def load(server: Server, models: int, seconds: float, memory: bool = False, turn: int = 0) -> tuple:
@@ -196,9 +218,8 @@ def limited_memory(folder: Path, options):
     models = repository(folder, 1000, BUILTIN)
     alone = repository(folder / "alone", 20, BUILTIN)
     usual, sent = [], []
+    limit = int(20 * 1.1 * largest_model(folder / "alone", alone, 20))
     with Server(folder / "alone", [alone], []) as plain:
-        size = max(written([pid]) for pid in plain.workers())
-        limit = int(20 * 1.1 * size)
         with Server(folder, [models], [MODE, f"--model-memory-limit={limit}"]) as server:
             turns = max(1, round(options.seconds / TURN_S))
             for turn in range(turns):

@@ -19,6 +19,7 @@ fn text(value: &str) -> InferParameter {
 }
 
 fn tensor(datatype: &str, contents: Option<InferTensorContents>) -> InferInputTensor {
+    let contents = contents.map(|contents| contents.encode_to_vec().into());
     InferInputTensor { name: "X".into(), datatype: datatype.into(), shape: vec![1], contents, ..Default::default() }
 }
 
@@ -60,6 +61,55 @@ fn typed_contents_become_little_endian_bytes() {
     ] {
         let decoded = decode(request(vec![tensor(datatype, Some(contents))], vec![])).unwrap();
         assert_eq!(decoded.inputs[0].tensor.data, expected[..], "{datatype}");
+    }
+}
+
+/// Decodes a request with these encoded contents.
+fn with_encoded_contents(datatype: &str, contents: &[u8]) -> Result<Data, InferError> {
+    let mut input = tensor(datatype, None);
+    input.contents = Some(Bytes::copy_from_slice(contents));
+    decode(request(vec![input], vec![])).map(|mut request| request.inputs.remove(0).tensor.data)
+}
+
+/// As parsers of Protocol Buffers must: packed numbers may come in parts, or single, and unknown fields are skipped.
+#[test]
+fn numbers_are_found_in_each_valid_encoding() {
+    for (datatype, contents, expected) in [
+        (
+            "UINT16",
+            &[0x22, 1, 1, 0x20, 2, 0x22, 3, 0x83, 0x80, 0, 0x20, 0xff, 0xff, 3][..],
+            &[1, 0, 2, 0, 3, 0, 255, 255][..],
+        ),
+        ("BOOL", &[0x08, 7, 0x0a, 3, 0x80, 0, 0], &[1, 0, 0]),
+        ("FP32", &[0x35, 1, 2, 3, 4, 0x32, 4, 5, 6, 7, 8], &[1, 2, 3, 4, 5, 6, 7, 8]),
+        ("FP64", &[0x39, 1, 2, 3, 4, 5, 6, 7, 8], &[1, 2, 3, 4, 5, 6, 7, 8]),
+        ("INT8", &[0x12, 1, 9, 0x48, 1, 0x82, 1, 0], &[9]),
+        ("BYTES", &[0x42, 0, 0x42, 1, b'a'], &[0, 0, 0, 0, 1, 0, 0, 0, b'a']),
+    ] {
+        assert_eq!(with_encoded_contents(datatype, contents).unwrap(), *expected, "{datatype}");
+    }
+}
+
+#[test]
+fn malformed_contents_are_refused() {
+    for (datatype, contents) in [
+        ("INT8", &[0x12, 2, 1][..]),
+        ("INT8", &[0x12, 1, 0x81]),
+        ("INT8", &[0x12, 1, 1, 0x07]),
+        ("INT8", &[0x15, 1, 2, 3, 4]),
+        ("FP32", &[0x32, 3, 1, 2, 3]),
+        ("FP32", &[0x30, 1]),
+        ("FP64", &[0x3d, 1, 2, 3, 4]),
+        ("BYTES", &[0x40, 1]),
+    ] {
+        let error = with_encoded_contents(datatype, contents).unwrap_err();
+        let expected = "the contents of input tensor 'X' for model 'm' are malformed";
+        assert_eq!((error.code.grpc_code(), &*error.message), (3, expected), "{datatype} {contents:?}");
+    }
+    // Without an element nothing is set.
+    for contents in [&[][..], &[0x12, 0], &[0x48, 1]] {
+        let error = with_encoded_contents("INT8", contents).unwrap_err();
+        assert!(error.message.starts_with("unable to find data for input tensor 'X'"), "{contents:?}: {error}");
     }
 }
 

@@ -1,9 +1,12 @@
-//! Converts typed tensor contents (`InferTensorContents`) from repeated numbers to the tensor's little-endian bytes.
+//! Converts typed tensor contents, an encoded `InferTensorContents`, to the tensor's little-endian bytes.
+
+use std::fmt::Display;
 
 use pharos::error::InferError;
 use pharos::tensor::{DataType, push_bytes_element};
+use prost::encoding::{WireType, decode_varint};
 
-use super::proto::InferTensorContents;
+use pharos_listener::receiving::grpc::fields::{Field, Fields};
 
 /// The input to which the contents belong, for error messages.
 #[derive(Clone, Copy)]
@@ -13,59 +16,55 @@ pub(super) struct Of<'a> {
     pub(super) datatype: DataType,
 }
 
+/// The fields of `InferTensorContents` in the order of their numbers, from 1, each named by its datatype.
+const FIELDS: [&str; 8] = ["BOOL", "INT32", "INT64", "UINT32", "UINT64", "FP32", "FP64", "BYTES"];
+
+/// The number of `bytes_contents`.
+const STRINGS: u32 = 8;
+
 /// Returns the bytes of `contents`; `None` if no field is set.
 ///
 /// # Errors
-/// Fails if a set field does not match the datatype, or if a number is out of the datatype's range (Triton wraps it silently).
-pub(super) fn bytes(contents: &InferTensorContents, of: Of<'_>) -> Result<Option<Vec<u8>>, InferError> {
-    let set = fields_set(contents);
-    if set.iter().filter(|(set, _)| *set).count() > 1 {
-        let Of { input, model, .. } = of;
+/// Fails if the contents are malformed, if a set field does not match the datatype, or if a number is out of the datatype's range
+/// (Triton wraps it silently).
+pub(super) fn bytes(contents: &[u8], of: Of<'_>) -> Result<Option<Vec<u8>>, InferError> {
+    let set = fields_set(contents).ok_or_else(|| malformed(of))?;
+    let mut set = FIELDS.iter().zip(set).filter(|(_, set)| *set).map(|(field, _)| *field);
+    let Some(field) = set.next() else { return Ok(None) };
+    let Of { input, model, datatype } = of;
+    if set.next().is_some() {
         return Err(InferError::invalid(format!(
             "unexpected explicit tensor data for input tensor '{input}' for model '{model}', binary data was already supplied."
         )));
     }
-    let wanted = field_of(of.datatype);
-    if let Some((_, other)) = set.iter().find(|(set, field)| *set && Some(*field) != wanted) {
-        let Of { input, model, datatype } = of;
+    if Some(field) != field_of(datatype) {
         return Err(InferError::invalid(format!(
-            "unexpected explicit tensor data for input tensor '{input}' for model '{model}' of type '{other}', \
+            "unexpected explicit tensor data for input tensor '{input}' for model '{model}' of type '{field}', \
              expected datatype '{datatype}'"
         )));
     }
-    if !set.iter().any(|(set, _)| *set) {
-        return Ok(None);
+    let mut out = Vec::new();
+    if datatype == DataType::Bytes {
+        out.reserve(Fields::of(contents).filter(is_known).map(|field| field.value.len() + 4).sum());
     }
-    Ok(Some(match of.datatype {
-        DataType::Bool => contents.bool_contents.iter().map(|&flag| u8::from(flag)).collect(),
-        DataType::Int8 => narrow(&contents.int_contents, of, |n| i8::try_from(n).map(i8::to_le_bytes).ok())?,
-        DataType::Int16 => narrow(&contents.int_contents, of, |n| i16::try_from(n).map(i16::to_le_bytes).ok())?,
-        DataType::Int32 => narrow(&contents.int_contents, of, |n| Some(n.to_le_bytes()))?,
-        DataType::Int64 => narrow(&contents.int64_contents, of, |n| Some(n.to_le_bytes()))?,
-        DataType::Uint8 => narrow(&contents.uint_contents, of, |n| u8::try_from(n).map(u8::to_le_bytes).ok())?,
-        DataType::Uint16 => narrow(&contents.uint_contents, of, |n| u16::try_from(n).map(u16::to_le_bytes).ok())?,
-        DataType::Uint32 => narrow(&contents.uint_contents, of, |n| Some(n.to_le_bytes()))?,
-        DataType::Uint64 => narrow(&contents.uint64_contents, of, |n| Some(n.to_le_bytes()))?,
-        DataType::Fp32 => narrow(&contents.fp32_contents, of, |n| Some(n.to_le_bytes()))?,
-        DataType::Fp64 => narrow(&contents.fp64_contents, of, |n| Some(n.to_le_bytes()))?,
-        DataType::Bytes => strings(contents, of)?,
-        // These have no field, so a set field was refused above.
-        DataType::Fp16 | DataType::Bf16 => Vec::new(),
-    }))
+    for field in Fields::of(contents).filter(is_known) {
+        append(&mut out, field, of)?;
+    }
+    Ok(Some(out))
 }
 
-/// Returns which fields are set, each named by its datatype.
-fn fields_set(contents: &InferTensorContents) -> [(bool, &'static str); 8] {
-    [
-        (!contents.bool_contents.is_empty(), "BOOL"),
-        (!contents.int_contents.is_empty(), "INT32"),
-        (!contents.int64_contents.is_empty(), "INT64"),
-        (!contents.uint_contents.is_empty(), "UINT32"),
-        (!contents.uint64_contents.is_empty(), "UINT64"),
-        (!contents.fp32_contents.is_empty(), "FP32"),
-        (!contents.fp64_contents.is_empty(), "FP64"),
-        (!contents.bytes_contents.is_empty(), "BYTES"),
-    ]
+/// Returns which fields are set; `None` if the contents are malformed.
+fn fields_set(contents: &[u8]) -> Option<[bool; FIELDS.len()]> {
+    let (mut set, mut fields) = ([false; FIELDS.len()], Fields::of(contents));
+    for field in fields.by_ref().filter(is_known) {
+        // Packed numbers may be none; a string may be empty.
+        *set.get_mut(field.number as usize - 1)? |= field.number == STRINGS || !field.value.is_empty();
+    }
+    fields.rest().is_empty().then_some(set)
+}
+
+fn is_known(field: &Field<'_>) -> bool {
+    (1..=FIELDS.len()).contains(&(field.number as usize))
 }
 
 /// Returns the name of the field with a datatype's numbers; `None` for the 16-bit floats.
@@ -78,14 +77,70 @@ fn field_of(datatype: DataType) -> Option<&'static str> {
     }
 }
 
-fn narrow<T: Copy + std::fmt::Display, const N: usize>(
-    numbers: &[T],
+fn malformed(Of { input, model, .. }: Of<'_>) -> InferError {
+    InferError::invalid(format!("the contents of input tensor '{input}' for model '{model}' are malformed"))
+}
+
+/// Appends the elements of a field: packed numbers, one number, or a string.
+fn append(out: &mut Vec<u8>, field: Field<'_>, of: Of<'_>) -> Result<(), InferError> {
+    let value = field.value;
+    let single = match of.datatype {
+        DataType::Fp32 => WireType::ThirtyTwoBit,
+        DataType::Fp64 => WireType::SixtyFourBit,
+        DataType::Bytes => WireType::LengthDelimited,
+        _ => WireType::Varint,
+    };
+    // A number that is not packed has the same bytes as packed ones.
+    if field.wire_type != single && field.wire_type != WireType::LengthDelimited {
+        return Err(malformed(of));
+    }
+    match of.datatype {
+        DataType::Bool => numbers(out, value, of, |n| Ok([u8::from(n != 0)])),
+        DataType::Int8 => numbers(out, value, of, |n| fitting(low(n).cast_signed(), i8::to_le_bytes)),
+        DataType::Int16 => numbers(out, value, of, |n| fitting(low(n).cast_signed(), i16::to_le_bytes)),
+        DataType::Uint8 => numbers(out, value, of, |n| fitting(low(n), u8::to_le_bytes)),
+        DataType::Uint16 => numbers(out, value, of, |n| fitting(low(n), u16::to_le_bytes)),
+        DataType::Int32 | DataType::Uint32 => numbers(out, value, of, |n| Ok(low(n).to_le_bytes())),
+        DataType::Int64 | DataType::Uint64 => numbers(out, value, of, |n| Ok(n.to_le_bytes())),
+        DataType::Fp32 | DataType::Fp64 if !value.len().is_multiple_of(of.datatype.size().unwrap_or(1)) => {
+            Err(malformed(of))
+        }
+        DataType::Fp32 | DataType::Fp64 => {
+            out.extend_from_slice(value);
+            Ok(())
+        }
+        DataType::Bytes => string(out, value, of),
+        // These have no field, so a set field was refused before.
+        DataType::Fp16 | DataType::Bf16 => Ok(()),
+    }
+}
+
+/// Returns the lower half, all that a 32-bit number has: negative ones are encoded with 64 bits.
+fn low(number: u64) -> u32 {
+    let [a, b, c, d, ..] = number.to_le_bytes();
+    u32::from_le_bytes([a, b, c, d])
+}
+
+/// Returns the bytes of a number in a smaller type, or its text if it does not fit.
+fn fitting<T: Copy + Display, S: TryFrom<T>, const N: usize>(
+    number: T,
+    bytes: impl Fn(S) -> [u8; N],
+) -> Result<[u8; N], String> {
+    S::try_from(number).map(bytes).map_err(|_| number.to_string())
+}
+
+/// Appends the elements of packed varints. `element` returns the text of a number that is out of range as the error.
+fn numbers<const N: usize>(
+    out: &mut Vec<u8>,
+    mut packed: &[u8],
     of: Of<'_>,
-    element: impl Fn(T) -> Option<[u8; N]>,
-) -> Result<Vec<u8>, InferError> {
-    let mut out = Vec::with_capacity(numbers.len() * N);
-    for &number in numbers {
-        let bytes = element(number).ok_or_else(|| {
+    element: impl Fn(u64) -> Result<[u8; N], String>,
+) -> Result<(), InferError> {
+    // The last byte of each number is below 0x80.
+    out.reserve(packed.iter().filter(|byte| **byte < 0x80).count() * N);
+    while !packed.is_empty() {
+        let number = decode_varint(&mut packed).map_err(|_| malformed(of))?;
+        let bytes = element(number).map_err(|number| {
             let Of { input, model, datatype } = of;
             InferError::invalid(format!(
                 "value {number} of input tensor '{input}' for model '{model}' is out of range for datatype {datatype}"
@@ -93,21 +148,17 @@ fn narrow<T: Copy + std::fmt::Display, const N: usize>(
         })?;
         out.extend_from_slice(&bytes);
     }
-    Ok(out)
+    Ok(())
 }
 
-fn strings(contents: &InferTensorContents, of: Of<'_>) -> Result<Vec<u8>, InferError> {
-    let elements = &contents.bytes_contents;
-    let mut out = Vec::with_capacity(elements.iter().map(|element| element.len() + 4).sum());
-    for element in elements {
-        if !push_bytes_element(&mut out, element) {
-            let Of { input, model, .. } = of;
-            return Err(InferError::invalid(format!(
-                "an element of input tensor '{input}' for model '{model}' has {} bytes; the maximum is {}",
-                element.len(),
-                u32::MAX
-            )));
-        }
+fn string(out: &mut Vec<u8>, element: &[u8], of: Of<'_>) -> Result<(), InferError> {
+    if push_bytes_element(out, element) {
+        return Ok(());
     }
-    Ok(out)
+    let Of { input, model, .. } = of;
+    Err(InferError::invalid(format!(
+        "an element of input tensor '{input}' for model '{model}' has {} bytes; the maximum is {}",
+        element.len(),
+        u32::MAX
+    )))
 }

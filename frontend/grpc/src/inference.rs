@@ -158,7 +158,7 @@ impl<S: Service> GrpcInferenceService for Inference<S> {
             // Pinned here: passed by value, it would be copied several times.
             let infer = pin!(async {
                 let tenant = tenants::of(&self.0, request.metadata().as_ref(), request.extensions());
-                let mut request = Box::new(decode((request.into_inner(), inputs), &self.0)?);
+                let mut request = decode((request.into_inner(), inputs), &self.0).await?;
                 (request.trace, request.tenant) = (timing.trace(), tenant);
                 forwarded.add_to(&mut request);
                 request.timeline.received = account.received;

@@ -247,7 +247,7 @@ impl<S: Service> Reading<S> {
         received: Instant,
         traced: Option<&Traced>,
     ) -> Result<(S::Responses, bool), InferError> {
-        let mut decoded = codec::decode_for((message, Inputs::default()), &self.service)?;
+        let mut decoded = codec::decode_for((message, Inputs::default()), &self.service).await?;
         self.forwarded.add_to(&mut decoded);
         decoded.timeline.received = received;
         (decoded.tenant, decoded.trace) = self.caller;
@@ -256,7 +256,7 @@ impl<S: Service> Reading<S> {
         let wants_empty = decoded.empty_final_response;
         // The next request of the stream waits too, because the requests of a sequence must stay in order.
         self.service.demand(&decoded.model_name, &decoded.model_version, decoded.timeout_us).await?;
-        Ok((self.service.stream(decoded)?, wants_empty))
+        Ok((self.service.stream(*decoded)?, wants_empty))
     }
 
     fn counting(&self) -> Counting<S> {

@@ -186,7 +186,8 @@ def kill_all(servers):
 
 def children(pid: int) -> list:
     """Returns the direct children of a process, zombies included. Reads all of `/proc`, since not every kernel lists children."""
-    return [int(stat.parent.name) for stat in Path("/proc").glob("[0-9]*/stat") if parent_of(stat) == pid]
+    processes = filter(str.isdigit, os.listdir("/proc"))
+    return [int(process) for process in processes if parent_of(Path("/proc", process, "stat")) == pid]
 
 
 def workers(pid: int) -> list:

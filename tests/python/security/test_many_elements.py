@@ -66,14 +66,29 @@ def test_json(server, case, compressed):
 
 
 def send(address: str, method: str, message: bytes) -> grpc.RpcError:
-    with grpc.insecure_channel(address) as channel:
-        with pytest.raises(grpc.RpcError) as refused:
-            if method == "ModelStreamInfer":
-                call = channel.stream_stream(CALL + method, response_deserializer=pb.ModelStreamInferResponse.FromString)
-                list(call(iter([message])))
-            else:
+    """Returns the error for a message."""
+    with pytest.raises(grpc.RpcError) as refused:
+        if method == "ModelStreamInfer":
+            stream(address, message)
+        else:
+            with grpc.insecure_channel(address) as channel:
                 channel.unary_unary(CALL + method)(message)
     return refused.value
+
+
+def stream(address: str, message: bytes) -> list:
+    """Returns the answers of a stream to one message."""
+    with grpc.insecure_channel(address) as channel:
+        call = channel.stream_stream(CALL + "ModelStreamInfer", response_deserializer=pb.ModelStreamInferResponse.FromString)
+        return list(call(iter([message])))
+
+
+def nested(number: int, message: bytes) -> bytes:
+    """Returns the field of a message that is a message, or bytes."""
+    length, varint = len(message), b""
+    while length > 0x7F:
+        length, varint = length >> 7, varint + bytes([length & 0x7F | 0x80])
+    return bytes([number << 3 | 2]) + varint + bytes([length]) + message
 
 
 @pytest.mark.parametrize("method", ("ModelInfer", "ModelStreamInfer", "RepositoryModelLoad"))
@@ -85,6 +100,40 @@ def test_grpc(server, method, field):
     before = peak_kb(server)
     refused = send(server.grpc, method, bytes([number << 3 | 2, 0]) * COUNT)
     assert (refused.code(), "more than 16384 fields" in refused.details()) == (grpc.StatusCode.INVALID_ARGUMENT, True), refused
+    assert peak_kb(server) - before < MOST_KB
+    assert_serves(server)
+
+
+@pytest.mark.parametrize("method", ("ModelInfer", "ModelStreamInfer"))
+@pytest.mark.parametrize("field", ("inputs", "outputs"))
+def test_parameters_of_grpc_tensors(server, method, field):
+    """They are not fields of the message itself, but count together."""
+    field = pb.ModelInferRequest.DESCRIPTOR.fields_by_name[field]
+    parameters = field.message_type.fields_by_name["parameters"].number
+    key = lambda number: chr(0x80 + number // 10_000).encode() + b"%04d" % (number % 10_000)  # noqa: E731
+    tensor = b"".join(bytes([parameters << 3 | 2, 8, 0x0A, 6]) + key(number) for number in range(COUNT))
+    before = peak_kb(server)
+    refused = send(server.grpc, method, pb.ModelInferRequest(model_name=MODEL).SerializeToString() + nested(field.number, tensor))
+    assert refused.code() == grpc.StatusCode.INVALID_ARGUMENT and "more than 262144 fields" in refused.details(), refused
+    assert peak_kb(server) - before < MOST_KB
+    assert_serves(server)
+
+
+@pytest.mark.parametrize("method", ("ModelInfer", "ModelStreamInfer"))
+def test_strings_in_grpc_contents(server, method):
+    """Empty strings have two bytes in the request and four in the tensor. They are refused here because the input has numbers."""
+    contents = bytes([pb.InferTensorContents.DESCRIPTOR.fields_by_name["bytes_contents"].number << 3 | 2, 0]) * (4 * COUNT)
+    field = pb.ModelInferRequest.DESCRIPTOR.fields_by_name["inputs"]
+    tensor = field.message_type._concrete_class(name="INPUT0", datatype="BYTES", shape=[1, 4 * COUNT]).SerializeToString()
+    tensor += nested(field.message_type.fields_by_name["contents"].number, contents)
+    before = peak_kb(server)
+    message = pb.ModelInferRequest(model_name=MODEL).SerializeToString() + nested(field.number, tensor)
+    if method == "ModelInfer":
+        refused = send(server.grpc, method, message)
+        assert refused.code() == grpc.StatusCode.INVALID_ARGUMENT and "'BYTES'" in refused.details(), refused
+    else:
+        (answer,) = stream(server.grpc, message)
+        assert "'BYTES'" in answer.error_message, answer
     assert peak_kb(server) - before < MOST_KB
     assert_serves(server)
 

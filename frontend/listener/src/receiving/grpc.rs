@@ -3,6 +3,7 @@
 //! threads that serve no sockets.
 
 pub mod bounded;
+pub mod fields;
 pub mod messages;
 
 use std::collections::VecDeque;

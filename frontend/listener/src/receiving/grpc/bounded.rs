@@ -1,61 +1,82 @@
 //! The codec of gRPC calls: Protocol Buffers, with a bound on the fields of a message. An empty element of a repeated message has two
 //! bytes and becomes a value of hundreds of bytes, so that a bound on the bytes of a message does not bound its memory.
 
+use std::marker::PhantomData;
+
 use prost::Message;
-use prost::encoding::{WireType, decode_key, decode_varint};
 use tonic::Status;
 use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder};
 use tonic_prost::ProstCodec;
 
 use bytes::Buf;
 
+use super::fields::Fields;
+
 /// The maximum number of fields of a message, without those of messages in it. Each element of a repeated field counts, except those
 /// of packed numbers.
 pub const MAX_FIELDS: usize = 16_384;
 
+/// The maximum number of fields of all messages in a message.
+const MAX_INNER_FIELDS: usize = 16 * MAX_FIELDS;
+
+/// Which fields of the requests of a service are messages whose fields are bounded too.
+pub trait InnerMessages {
+    /// The numbers of these fields, in every request of the service.
+    const NUMBERS: &'static [u32];
+}
+
+/// No fields.
+#[derive(Debug)]
+pub struct NoInnerMessages;
+
+impl InnerMessages for NoInnerMessages {
+    const NUMBERS: &'static [u32] = &[];
+}
+
 /// The codec that generated services use.
 #[derive(Debug)]
-pub struct BoundedCodec<T, U>(ProstCodec<T, U>);
+pub struct BoundedCodec<T, U, N>(ProstCodec<T, U>, PhantomData<fn() -> N>);
 
-impl<T, U> Default for BoundedCodec<T, U> {
+/// The codec of services whose requests have no bounded messages in them.
+pub type FlatCodec<T, U> = BoundedCodec<T, U, NoInnerMessages>;
+
+impl<T, U, N> Default for BoundedCodec<T, U, N> {
     fn default() -> Self {
-        Self(ProstCodec::new())
+        Self(ProstCodec::new(), PhantomData)
     }
 }
 
-impl<T, U> Codec for BoundedCodec<T, U>
+impl<T, U, N> Codec for BoundedCodec<T, U, N>
 where
     T: Message + Send + 'static,
     U: Message + Default + Send + 'static,
+    N: InnerMessages + 'static,
 {
     type Encode = T;
     type Decode = U;
     type Encoder = <ProstCodec<T, U> as Codec>::Encoder;
-    type Decoder = BoundedDecoder<<ProstCodec<T, U> as Codec>::Decoder>;
+    type Decoder = BoundedDecoder<<ProstCodec<T, U> as Codec>::Decoder, N>;
 
     fn encoder(&mut self) -> Self::Encoder {
         self.0.encoder()
     }
 
     fn decoder(&mut self) -> Self::Decoder {
-        BoundedDecoder(self.0.decoder())
+        BoundedDecoder(self.0.decoder(), PhantomData)
     }
 }
 
 /// Decodes messages that have at most [`MAX_FIELDS`] fields.
 #[derive(Debug)]
-pub struct BoundedDecoder<D>(D);
+pub struct BoundedDecoder<D, N>(D, PhantomData<fn() -> N>);
 
-impl<D: Decoder<Error = Status>> Decoder for BoundedDecoder<D> {
+impl<D: Decoder<Error = Status>, N: InnerMessages + 'static> Decoder for BoundedDecoder<D, N> {
     type Item = D::Item;
     type Error = Status;
 
     fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<D::Item>, Status> {
         // The buffer has the message in one piece.
-        if has_more_fields(from.chunk(), MAX_FIELDS) {
-            let text = format!(
-                "the message has more than {MAX_FIELDS} fields; each input, output, raw content and parameter is one"
-            );
+        if let Some(text) = excess(from.chunk(), N::NUMBERS) {
             return Err(Status::invalid_argument(text));
         }
         self.0.decode(from)
@@ -66,55 +87,59 @@ impl<D: Decoder<Error = Status>> Decoder for BoundedDecoder<D> {
     }
 }
 
-/// Returns whether a message has more than `most` fields. Looks only at the fields before the first malformed one, which decoding
+/// Returns why a message has too many fields, if it has. Looks only at the fields before the first malformed one, which decoding
 /// refuses.
-fn has_more_fields(mut message: &[u8], most: usize) -> bool {
-    let mut count = 0;
-    while let Some(rest) = after_field(message) {
+fn excess(message: &[u8], messages: &[u32]) -> Option<String> {
+    let (mut count, mut in_messages) = (0, 0);
+    for field in Fields::of(message) {
         count += 1;
-        if count > most {
-            return true;
+        if count > MAX_FIELDS {
+            return Some(format!(
+                "the message has more than {MAX_FIELDS} fields; each input, output, raw content and parameter is one"
+            ));
         }
-        message = rest;
+        if messages.contains(&field.number) {
+            in_messages += Fields::of(field.value).take(MAX_INNER_FIELDS + 1).count();
+        }
+        if in_messages > MAX_INNER_FIELDS {
+            return Some(format!(
+                "the inputs and outputs of the message have more than {MAX_INNER_FIELDS} fields; each parameter is one"
+            ));
+        }
     }
-    false
-}
-
-/// Returns what follows the field at the start of a message.
-fn after_field(mut message: &[u8]) -> Option<&[u8]> {
-    let (_, wire_type) = decode_key(&mut message).ok()?;
-    let length = match wire_type {
-        WireType::Varint => {
-            decode_varint(&mut message).ok()?;
-            0
-        }
-        WireType::SixtyFourBit => 8,
-        WireType::LengthDelimited => usize::try_from(decode_varint(&mut message).ok()?).ok()?,
-        // The start and the end of a group, without bytes.
-        WireType::StartGroup | WireType::EndGroup => 0,
-        WireType::ThirtyTwoBit => 4,
-    };
-    message.get(length..)
+    None
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// A field with this number for each of the values.
+    fn message(number: u8, values: &[&[u8]]) -> Vec<u8> {
+        let field = |value: &&[u8]| {
+            let mut field = vec![number << 3 | 2];
+            prost::encoding::encode_varint(value.len() as u64, &mut field);
+            [&field[..], value].concat()
+        };
+        values.iter().flat_map(field).collect()
+    }
+
     #[test]
-    fn fields_are_counted_and_not_what_they_contain() {
-        // A varint, a fixed64, an empty message, a message with two bytes that look like fields, a group, a fixed32.
-        let message =
-            [0x08, 0x96, 0x01, 0x11, 1, 2, 3, 4, 5, 6, 7, 8, 0x2a, 0, 0x32, 2, 0x2a, 0, 0x1b, 0x1c, 0x25, 1, 2, 3, 4];
-        assert!(has_more_fields(&message, 6) && !has_more_fields(&message, 7));
-        for end in 0..message.len() {
-            assert!(!has_more_fields(message.get(..end).unwrap_or_default(), 6), "{end}");
-        }
-        // A length beyond the message, an endless varint, and an unknown wire type end the count.
-        for malformed in [&[0x2a, 0, 0x2a, 0xff, 0xff, 0xff, 0xff, 0x0f][..], &[0x08, 1, 0xff, 0xff], &[0x08, 1, 0x07]]
-        {
-            assert!(has_more_fields(malformed, 0) && !has_more_fields(malformed, 1), "{malformed:?}");
-        }
-        assert!(!has_more_fields(&[0xff; 64], 0));
+    fn the_fields_of_a_message_are_bounded() {
+        let most = message(5, &vec![&b""[..]; MAX_FIELDS]);
+        assert_eq!(excess(&most, &[]), None);
+        let excess = excess(&[&most[..], &[0x2a, 0]].concat(), &[]);
+        assert!(excess.as_ref().is_some_and(|text| text.contains("more than 16384 fields")), "{excess:?}");
+    }
+
+    #[test]
+    fn the_fields_of_all_messages_in_it_are_bounded_together() {
+        let parameters = message(4, &vec![&b""[..]; MAX_INNER_FIELDS / 2]);
+        let two = message(5, &[&parameters, &parameters]);
+        assert_eq!(excess(&two, &[5]), None);
+        let more = [&two[..], &message(6, &[&message(2, &[b""])])].concat();
+        let found = excess(&more, &[5, 6]);
+        assert!(found.as_ref().is_some_and(|text| text.contains("more than 262144 fields")), "{found:?}");
+        assert_eq!(excess(&more, &[5]), None, "other fields may contain any bytes");
     }
 }
