@@ -1,13 +1,31 @@
 //! Builders for the answers of the HTTP edge. The failure reason is an extension of the response, from which the layer of
 //! [`pharos_listener::answering`] counts it.
 
+use std::borrow::Cow;
+
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, CONNECTION, CONTENT_TYPE, HeaderValue};
-use http::{HeaderName, StatusCode};
+use http::{Extensions, HeaderName, StatusCode};
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos_listener::answering::Outcome;
+
+/// An extension of a request: the status of errors for which a platform expects another one than Triton's.
+#[derive(Clone, Copy)]
+pub(super) struct StatusOf(pub(super) fn(&InferError) -> Option<StatusCode>);
+
+impl StatusOf {
+    /// Returns the failure of a request with these extensions.
+    pub(super) fn failure(extensions: &Extensions, error: InferError) -> Response {
+        let status = extensions.get::<Self>().and_then(|of| (of.0)(&error));
+        let mut response = Failure(error).into_response();
+        if let Some(status) = status {
+            *response.status_mut() = status;
+        }
+        response
+    }
+}
 
 /// The return type of handlers.
 pub(super) type Answer = Result<Response, Failure>;
@@ -84,9 +102,23 @@ fn error(error: &InferError) -> Response {
     response
 }
 
+/// The maximum bytes of the text of an error; the rest is left out. A text can contain names of a request, which are as long as its
+/// body.
+const MAX_TEXT: usize = 64 << 10;
+
+/// Returns the first bytes of a text, at most [`MAX_TEXT`], and whether there are more.
+fn shortened(text: &str) -> (&str, bool) {
+    let end = (0..=MAX_TEXT.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+    (text.get(..end).unwrap_or_default(), end < text.len())
+}
+
 /// Returns `{"error":"text"}` with the given status.
 pub(crate) fn error_text(status: StatusCode, text: &str) -> Response {
-    let text = serde_json::to_string(text).unwrap_or_else(|_| "\"\"".to_owned());
+    let text = match shortened(text) {
+        (all, false) => Cow::Borrowed(all),
+        (first, true) => Cow::Owned(format!("{first}...")),
+    };
+    let text = serde_json::to_string(&text).unwrap_or_else(|_| "\"\"".to_owned());
     with_body(status, "application/json", format!("{{\"error\":{text}}}"))
 }
 
@@ -100,4 +132,21 @@ pub(super) fn unsupported_coding() -> Response {
 /// Sets a header to a number.
 pub(super) fn number_header(response: &mut Response, name: HeaderName, number: usize) {
     response.headers_mut().insert(name, HeaderValue::from(number));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_texts_are_cut() {
+        assert_eq!(shortened("é"), ("é", false));
+        let exact = "x".repeat(MAX_TEXT);
+        assert_eq!(shortened(&exact), (exact.as_str(), false));
+        // The character at the limit is left out, not split.
+        let text = format!("{}é", "x".repeat(MAX_TEXT - 1));
+        assert_eq!(shortened(&text), (text.trim_end_matches('é'), true));
+        let response = error_text(StatusCode::BAD_REQUEST, &"x".repeat(MAX_TEXT + 1));
+        assert_eq!(http_body::Body::size_hint(response.body()).exact(), Some(MAX_TEXT as u64 + 14 + 1));
+    }
 }

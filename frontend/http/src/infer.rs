@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use axum::body::Body;
 use axum::extract::State;
-use axum::response::{IntoResponse as _, Response};
+use axum::response::Response;
 use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Request};
@@ -16,7 +16,7 @@ use pharos::timeline::Instant;
 use pharos_os::blocking;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::answer::Failure;
+use super::answer::StatusOf;
 use super::codec::{self, Decoded, Encoded, HEADER_LENGTH, Head, SMALL};
 use super::compression::{self, Coding};
 use super::headers::text;
@@ -79,7 +79,8 @@ pub(super) async fn answer<S: Service>(edge: &Edge<S>, path: ModelPath, request:
         if long { on_a_thread(work).await } else { work() }
     };
     let result = result.await.inspect_err(|error| HTTP.refused(traced.as_ref(), received, error));
-    trace::answered(traced, (timing, times), result.map_err(Failure::from).into_response())
+    let response = result.unwrap_or_else(|error| StatusOf::failure(&parts.extensions, error));
+    trace::answered(traced, (timing, times), response)
 }
 
 /// Executes a decoded request whose reception began at `received`, and stamps its timeline and its trace.

@@ -6,6 +6,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use http::Request;
+use pharos::data::Data;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::repository::{self, IndexEntry, LoadParameter};
 use pharos::service::{Route, Service};
@@ -13,6 +14,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::answer::Answer;
+use super::infer::{LONG, on_a_thread_if};
 use super::json::{Members, as_bool, as_string, from_body, object, parse_error};
 use super::{Edge, answer};
 use pharos_listener::receiving::body::{self, Read};
@@ -104,19 +106,21 @@ pub(super) async fn operate_in(PathParameters(operation): PathParameters) -> Ans
 
 async fn load<S: Service>(edge: &Edge<S>, model: &str, body: Body) -> Answer {
     let body = whole(edge, body).await?;
-    answer::done(edge.service.load_model(model, load_parameters(&body)?).await)
+    let parameters = on_a_thread_if(body.len() > LONG, move || load_parameters(&body.join())).await?;
+    answer::done(edge.service.load_model(model, parameters).await)
 }
 
 async fn unload<S: Service>(edge: &Edge<S>, model: &str, body: Body) -> Answer {
     let body = whole(edge, body).await?;
-    answer::done(edge.service.unload_model(model, unloads_dependents(&body)?).await)
+    let dependents = on_a_thread_if(body.len() > LONG, move || unloads_dependents(&body.join())).await?;
+    answer::done(edge.service.unload_model(model, dependents).await)
 }
 
 /// Reads the body of a load or an unload, which may contain files in base64.
-async fn whole<S: Service>(edge: &Edge<S>, body: Body) -> Result<Bytes, InferError> {
+async fn whole<S: Service>(edge: &Edge<S>, body: Body) -> Result<Data, InferError> {
     let most = edge.settings.max_input_size;
     match body::read(&edge.settings.budget, body, most).await? {
-        Read::Whole(body) => Ok(body.join()),
+        Read::Whole(body) => Ok(body),
         Read::TooLarge(size) => {
             let message = format!(
                 "request JSON size of {size} bytes exceeds the maximum allowed input size of {most} bytes. Use \
@@ -172,4 +176,29 @@ fn unloads_dependents(body: &[u8]) -> Result<bool, InferError> {
 
 fn internal(message: String) -> InferError {
     InferError::new(ErrorCode::Internal, Reason::Malformed, message)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::future::poll_fn;
+    use std::pin::pin;
+    use std::task::Poll;
+
+    use pharos_service_double::EchoService;
+
+    use super::*;
+    use crate::Settings;
+
+    #[tokio::test]
+    async fn large_bodies_are_decoded_on_another_thread() {
+        let edge = Edge::new(EchoService::default(), Settings::default());
+        for (size, at_once) in [(1000, true), (LONG, false)] {
+            let body = || Body::from(format!(r#"{{"parameters":{{"config":"{}"}}}}"#, "x".repeat(size)));
+            let (mut load, mut unload) = (pin!(load(&edge, "m", body())), pin!(unload(&edge, "m", body())));
+            let ready =
+                poll_fn(|cx| Poll::Ready([load.as_mut().poll(cx).is_ready(), unload.as_mut().poll(cx).is_ready()]));
+            assert_eq!(ready.await, [at_once; 2], "{size} bytes");
+        }
+    }
 }

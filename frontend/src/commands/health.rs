@@ -1,7 +1,7 @@
 //! `pharos health`: asks a running server whether it is ready, for health checks in containers without a shell.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -24,8 +24,7 @@ pub(crate) fn run(address: &str) -> ExitCode {
 
 /// Returns the status of the readiness check.
 fn status(address: &str) -> io::Result<u16> {
-    let resolved = address.to_socket_addrs()?.next().ok_or(io::ErrorKind::NotFound)?;
-    let mut connection = TcpStream::connect_timeout(&resolved, LIMIT)?;
+    let mut connection = connect(address.to_socket_addrs()?)?;
     connection.set_read_timeout(Some(LIMIT))?;
     connection.set_write_timeout(Some(LIMIT))?;
     write!(connection, "GET /v2/health/ready HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
@@ -34,6 +33,19 @@ fn status(address: &str) -> io::Result<u16> {
     let line = String::from_utf8_lossy(&line);
     let code = line.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)?.parse().ok());
     code.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("not a status of HTTP: {line:?}")))
+}
+
+/// Connects to the first of the addresses of a name that accepts. The name of this machine usually has one of IPv6 too, at which no
+/// server may listen.
+fn connect(addresses: impl Iterator<Item = SocketAddr>) -> io::Result<TcpStream> {
+    let mut refused = io::Error::from(io::ErrorKind::NotFound);
+    for address in addresses {
+        match TcpStream::connect_timeout(&address, LIMIT) {
+            Ok(connection) => return Ok(connection),
+            Err(error) => refused = error,
+        }
+    }
+    Err(refused)
 }
 
 #[cfg(test)]
@@ -65,6 +77,16 @@ mod tests {
     fn reads_the_status() {
         assert_eq!(read("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"), Ok(200));
         assert_eq!(read("HTTP/1.1 400 Bad Request\r\n\r\n"), Ok(400));
+    }
+
+    #[test]
+    fn every_address_of_a_name_is_tried() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let open = listener.local_addr().unwrap();
+        let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        assert_eq!(connect([closed, open].into_iter()).unwrap().peer_addr().unwrap(), open);
+        assert_eq!(connect([closed].into_iter()).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        assert_eq!(connect([].into_iter()).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `pharos metrics`: checks and lists the definitions of a `metrics.yaml`.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 use pharos::metrics::catalog::listing;
@@ -22,14 +22,28 @@ pub(crate) fn run(command: &MetricsCommand) -> ExitCode {
     print(answer)
 }
 
+/// Writes a text to standard output, all of it.
+///
+/// # Errors
+/// The text cannot be written, for example to a full disk. A reader that closes the pipe early, as `head` does, is no error.
+pub(super) fn write_out(text: &str) -> Result<(), String> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(format!("cannot write to standard output: {error}")),
+        _ => Ok(()),
+    }
+}
+
 /// Prints a text, or the reason of a failure.
 pub(super) fn print(answer: Result<String, String>) -> ExitCode {
     match answer {
-        Ok(text) => {
-            // The reader may close the pipe early, as `head` does.
-            let _ = std::io::stdout().write_all(text.as_bytes());
-            ExitCode::SUCCESS
-        }
+        Ok(text) => match write_out(&text) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(reason) => {
+                eprintln!("{reason}");
+                ExitCode::FAILURE
+            }
+        },
         Err(reason) => {
             eprintln!("{}", reason.trim_start_matches("--metrics-config "));
             ExitCode::FAILURE

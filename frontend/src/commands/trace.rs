@@ -1,12 +1,12 @@
 //! `pharos trace`: summarizes and converts trace files.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use pharos::trace::read::{Trace, read};
 use pharos::trace::{chrome, summary};
 
+use super::metrics::write_out;
 use crate::cli::TraceCommand;
 
 /// Runs a command.
@@ -63,10 +63,6 @@ fn read_all(files: &[PathBuf]) -> Result<Vec<Trace>, String> {
 fn write(text: &str, output: Option<&Path>) -> Result<(), String> {
     match output {
         Some(path) => std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display())),
-        None => match std::io::stdout().write_all(text.as_bytes()) {
-            // The reader may close the pipe early, as `head` does.
-            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.to_string()),
-            _ => Ok(()),
-        },
+        None => write_out(text),
     }
 }

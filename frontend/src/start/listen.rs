@@ -135,7 +135,8 @@ impl Listeners<'_> {
         let listener = bind(what, flag, (IpAddr::V4(Ipv4Addr::UNSPECIFIED), port, false))?;
         let most = http_clients.max_connections.unwrap_or_else(descriptors::connections);
         let connections = self.connections(Listener::Http, None, most);
-        let endpoints = http::cloud::Endpoints::new(self.engine.clone(), self.http_settings(guards), platform);
+        let engine = self.engine_with_uploads(guards, &guards.http);
+        let endpoints = http::cloud::Endpoints::new(engine, self.http_settings(guards), platform);
         Ok(tokio::spawn(endpoints.serve(listener, connections, self.phases.clone())))
     }
 

@@ -77,9 +77,11 @@ fn target(url: &str) -> Result<Uri, String> {
     if !is_http || authority.as_str().contains('@') {
         return Err(invalid());
     }
-    let complete = match authority.port_u16() {
-        Some(_) => authority,
-        None => format!("{}:{PORT}", authority.host()).parse().map_err(|_| invalid())?,
+    // `port_u16` has no error for an invalid port, and the default port would be used instead.
+    let complete = match (authority.port_u16(), authority.as_str() == authority.host()) {
+        (Some(1..), _) => authority,
+        (None, true) => format!("{}:{PORT}", authority.host()).parse().map_err(|_| invalid())?,
+        _ => return Err(invalid()),
     };
     parts.authority = Some(complete);
     if parts.path_and_query.as_ref().is_none_or(|path| path.as_str() == "/") {
@@ -108,7 +110,18 @@ mod tests {
 
     #[test]
     fn other_urls_are_refused() {
-        for url in ["", "ftp://host", "http://", "http://user:password@host", "a b"] {
+        for url in [
+            "",
+            "ftp://host",
+            "http://",
+            "http://user:password@host",
+            "a b",
+            "host:99999",
+            "host:80a",
+            "host:",
+            "[::1]:x",
+            "host:0",
+        ] {
             assert!(target(url).unwrap_err().contains("allowed are"), "{url}");
         }
     }

@@ -106,9 +106,12 @@ fn once(scrapes: &Receiver<Answered>, view: &View) -> Result<(), String> {
     });
     let lines: Vec<String> = lines.collect();
     let used = lines.iter().rposition(|line| !line.is_empty()).map_or(0, |last| last + 1);
-    // A reader that closes the pipe early is not an error.
-    let _ = writeln!(io::stdout(), "{}", lines.get(..used).unwrap_or_default().join("\n"));
-    Ok(())
+    let mut out = io::stdout().lock();
+    match writeln!(out, "{}", lines.get(..used).unwrap_or_default().join("\n")).and_then(|()| out.flush()) {
+        // A reader that closes the pipe early is not an error.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(format!("cannot write the page: {error}")),
+        _ => Ok(()),
+    }
 }
 
 fn interact(terminal: &mut DefaultTerminal, scrapes: &Receiver<Answered>, view: &mut View) -> io::Result<()> {

@@ -307,6 +307,79 @@ def test_refusals_that_continue_are_one_event(loaded, page):
 
 
 @needs_browser
+def test_a_clock_that_is_set_back(loaded, page):
+    """Rates stay right, old scrapes are dropped, and the points stay in order."""
+    page.open(url(loaded))
+    text = lambda count: f'nv_inference_request_success{{model="m",version="1"}} {count}\n'
+    script = f"""(() => {{
+      const history = new History(60000), rates = [];
+      const texts = {json.dumps([text(20 * number) for number in range(12)])};
+      texts.forEach((text, i) => {{
+        history.add(text, i < 6 ? 3600000 + 2000 * i : 2000 * i);
+        rates.push(history.step()?.rate("nv_inference_request_success"));
+      }});
+      const times = history.points.get(ALL).map((point) => point.at);
+      return [rates.slice(1), history.scrapes.length, times];
+    }})()"""
+    rates, scrapes, times = page.ask(script)
+    assert rates == [10] * 11
+    assert scrapes <= 7
+    assert times == [2000 * number for number in range(1, 12)]
+    assert page.complaints == []
+
+
+@needs_browser
+def test_idle_models_need_little_memory(loaded, page):
+    """The points of a model keep the buckets of its histogram only while it has requests; all share their bounds."""
+    page.open(url(loaded))
+    bounds = ["0.1", "1", "+Inf"]
+    lines = lambda model, count: "".join(
+        f'pharos_request_duration_seconds_bucket{{model="{model}",version="1",le="{bound}"}} {count}\n' for bound in bounds
+    )
+    texts = [lines("busy", number) + lines("other", 2 * number) + lines("idle", 5) for number in range(3)]
+    script = f"""(() => {{
+      const history = new History(60000);
+      {json.dumps(texts)}.forEach((text, i) => history.add(text, 2000 * i));
+      const heats = ["busy", "other", "idle"].map((model) => history.points.get(modelKey({{ model, version: "1" }})).map((point) => point.heat));
+      const shared = heats.flat().filter((heat) => heat).every((heat) => heat.bounds === history.bounds);
+      return [heats.map((of) => of.map((heat) => heat && [heat.counts, heat.from])), shared];
+    }})()"""
+    assert page.ask(script) == [
+        [[[[1, 0, 0], 0], [[1, 0, 0], 2000]], [[[2, 0, 0], 0], [[2, 0, 0], 2000]], [None, None]],
+        True,
+    ]
+    assert page.complaints == []
+
+
+@needs_browser
+def test_many_models_on_demand(loaded, page):
+    """Their table reads each sample a few times, however many models there are."""
+    page.open(url(loaded))
+    shows(page, "models", "simple")
+    script = """(() => {
+      state.paused = true;
+      clearTimeout(state.timer);
+      const reads = (count) => {
+        const names = ["loads_total", "hits_total", "wait_seconds_count", "wait_seconds_sum"].map((name) => `pharos_on_demand_${name}`);
+        const lines = (number) => [...names, "pharos_model_memory_bytes"].map((name) => `${name}{model="m${number}",result="success"} 1`);
+        const scrape = new Scrape(Array.from({ length: count }, (_, number) => lines(number)).flat().join("\\n"), 0);
+        let read = 0;
+        for (const { labels } of [...scrape.samples.values()].flat()) {
+          const model = labels.model;
+          Object.defineProperty(labels, "model", { get: () => { read += 1; return model; } });
+        }
+        history_.scrapes = [scrape];
+        return [demandRows().length, read / count];
+      };
+      return [reads(100), reads(400)];
+    })()"""
+    (few, reads), (many, reads_of_many) = page.ask(script)
+    assert (few, many) == (100, 400)
+    assert reads == reads_of_many < 50, (reads, reads_of_many)
+    assert page.complaints == []
+
+
+@needs_browser
 def test_an_unreachable_server_is_reported(tmp_path, page):
     """The page reports that it cannot read the metrics, and continues when the server is back."""
     models = copy_models(tmp_path / "models", ["identity_fp32"], MODELS)

@@ -156,6 +156,19 @@ def test_help_stays_grouped_and_shows_the_commands():
     assert run("metrics", "chek", "x").returncode == 2
 
 
+@pytest.mark.parametrize("arguments", [("metrics", "list"), ("metrics", "list", "--format=json"), ("metrics", "check", ROOT / "metrics.yaml")])
+def test_output_that_cannot_be_written(arguments):
+    """The exit code says that the output is not complete; a reader that ends early is no error."""
+    with open("/dev/full", "w") as full:
+        result = subprocess.run([binary(), *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S)
+    assert result.returncode == 1 and "cannot write to standard output: No space left on device" in result.stderr, result.stderr
+    reader, writer = os.pipe()
+    os.close(reader)
+    result = subprocess.run([binary(), *arguments], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S)
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     "option,words",
     [

@@ -165,6 +165,7 @@ def test_errors(tmp_path):
     (port,) = free_ports(1)
     for arguments, code, expected in [
         ([f"127.0.0.1:{port}"], 1, f"cannot read http://127.0.0.1:{port}/metrics: "),
+        (["localhost:99999"], 1, "'localhost:99999' is not a URL of metrics; allowed are"),
         (["ftp://host"], 1, "allowed are [http[s]://]HOST[:PORT][/PATH]"),
         (["host", f"--root-cert={tmp_path}/missing"], 1, "missing"),
         (["host", "--interval=0"], 2, "allowed are 0.1 to 3600 seconds"),

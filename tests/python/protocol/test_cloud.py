@@ -1,7 +1,6 @@
 """The endpoints of Amazon SageMaker and Google Vertex AI. Sends the same requests to this server and to a real Triton and expects
 the same answers from both; the rows for Triton list the intended differences."""
 
-import http.client
 import json
 import shutil
 
@@ -13,28 +12,15 @@ from harness.models import copy_models
 from harness.peers import Triton, missing
 from harness.ports import free_ports
 from harness.server import EXAMPLES, MODELS, Server, total
-from harness.waiting import DEADLINE_S, eventually
+from harness.waiting import eventually
+from protocol.cloud import ENSEMBLE, ENVIRONMENT, HEALTH, PREDICT, Both, MultiModel, is_there, options, until_there
 
 SAGEMAKER = "application/vnd.sagemaker-triton.binary+json;json-header-size="
 VERTEX_AI = "application/vnd.vertex-ai-triton.binary+json;json-header-size="
 ROW = list(range(16))
-PREDICT, HEALTH = "/v1/endpoints/1/deployedModels/2:predict", "/v1/endpoints/1/deployedModels/2"
-ENVIRONMENT = {
-    "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "simple",
-    "AIP_PREDICT_ROUTE": PREDICT,
-    "AIP_HEALTH_ROUTE": HEALTH,
-}
 REQUEST = json.dumps(
     {"id": "1", "inputs": [{"name": f"INPUT{n}", "datatype": "INT32", "shape": [1, 16], "data": ROW} for n in (0, 1)]}
 )
-
-
-def options(sagemaker: int, vertex_ai: int) -> list:
-    """Returns the options that enable the endpoints in both servers."""
-    return [
-        "--allow-sagemaker=true", f"--sagemaker-port={sagemaker}",
-        "--allow-vertex-ai=true", f"--vertex-ai-port={vertex_ai}", "--vertex-ai-default-model=simple",
-    ]  # fmt: skip
 
 
 def binary_request() -> tuple:
@@ -46,24 +32,6 @@ def binary_request() -> tuple:
     ]
     head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
     return head + data + data, len(head)
-
-
-class Both:
-    """The platforms' endpoints of one server."""
-
-    def __init__(self, sagemaker: int, vertex_ai: int, real: bool):
-        self.sagemaker, self.vertex_ai, self.real = f"127.0.0.1:{sagemaker}", f"127.0.0.1:{vertex_ai}", real
-
-    def ask(self, where: str, method: str, path: str, body=None, **headers) -> tuple:
-        """Returns the status, the content type and the body."""
-        connection = http.client.HTTPConnection(getattr(self, where), timeout=DEADLINE_S)
-        try:
-            connection.request(method, path, body, {key.replace("_", "-"): value for key, value in headers.items()})
-            response = connection.getresponse()
-            self.length = response.headers.get("inference-header-content-length")
-            return response.status, response.headers.get("content-type"), response.read()
-        finally:
-            connection.close()
 
 
 @pytest.fixture(scope="module", params=["pharos", "triton"])
@@ -90,19 +58,6 @@ def both(request, tmp_path_factory):
         here = Both(*ports, False)
         until_there(here)
         yield here
-
-
-def is_there(both: Both, where: str, path: str) -> bool:
-    """Returns whether the path answers 200."""
-    try:
-        return both.ask(where, "GET", path)[0] == 200
-    except OSError:
-        return False
-
-
-def until_there(both: Both):
-    """Waits until both endpoints know their default model, which may be after the server is ready."""
-    eventually("the endpoints answer", lambda: is_there(both, "sagemaker", "/ping") and is_there(both, "vertex_ai", HEALTH))
 
 
 def doubled(body: bytes) -> bool:
@@ -271,25 +226,6 @@ def test_vertex_ai_needs_its_routes(tmp_path, absent):
     assert f"{absent} is not defined for Vertex AI endpoint" in server.log_tail()
 
 
-class MultiModel:
-    """A SageMaker multi-model endpoint and the directory of its models."""
-
-    def __init__(self, port: int, folder, real: bool):
-        self.folder, self.endpoint = folder, Both(port, port, real)
-
-    def place(self, repository, name: str) -> str:
-        """Returns a directory with one model in it, as SageMaker unpacks an archive."""
-        place = self.folder / name / "model"
-        shutil.copytree(repository / "simple", place / "simple")
-        return str(place)
-
-    def ask(self, method: str, path: str, body=None, **headers) -> tuple:
-        """Returns the status and the body, parsed if there is one."""
-        text = json.dumps(body) if isinstance(body, dict) else body
-        status, _, answer = self.endpoint.ask("sagemaker", method, path, text, **headers)
-        return status, json.loads(answer) if answer else None
-
-
 @pytest.fixture(params=["pharos", "triton"])
 def multi_model(request, tmp_path):
     """This server and the peer, without models; the directory `all` has some."""
@@ -348,17 +284,6 @@ def test_the_target_model_names_the_model(multi_model):
     assert multi_model.ask("GET", "/models/hash") == (200, {"modelName": "hash", "modelUrl": url})
     assert multi_model.ask("DELETE", "/models/hash", **target) == (200, None)
     assert multi_model.ask("POST", "/models/hash/invoke", REQUEST, **target)[0] == 404
-
-
-ENSEMBLE = """name: "other"
-platform: "ensemble"
-max_batch_size: 8
-input [{ name: "X" data_type: TYPE_FP32 dims: [-1] }]
-output [{ name: "Y" data_type: TYPE_FP32 dims: [-1] }]
-ensemble_scheduling { step [{
-  model_name: "identity_fp32" model_version: -1
-  input_map { key: "INPUT0" value: "X" } output_map { key: "OUTPUT0" value: "Y" } }] }
-"""
 
 
 def test_an_ensemble_is_loaded_with_its_members(multi_model):

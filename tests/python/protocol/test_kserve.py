@@ -94,6 +94,9 @@ def test_numbers_that_are_not_json(server):
         ("simple", {"instances": [{"INPUT0": ROW}]}, 400, "expected 2 inputs but got 1"),
         ("simple", {"inputs": {"INPUT2": [ROW]}}, 400, "no input 'INPUT2'"),
         ("simple", {"inputs": {"INPUT0": [ROW], "INPUT1": [[1]]}}, 400, "INPUT1"),
+        ("simple", {"inputs": {"INPUT0": [[1.5]], "INPUT1": [ROW]}}, 400, "non-signed-integer"),
+        ("identity_fp32", {"instances": ["a"]}, 400, "non-number"),
+        ("identity_fp32", '{"instances": [[1e999]]}', 400, "Number too big"),
         ("fail", {"instances": [1]}, 500, ""),
     ],
 )

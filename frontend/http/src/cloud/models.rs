@@ -2,7 +2,7 @@
 //! requests list, invoke and unload the model by its SageMaker identifier.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::{fs, io};
@@ -29,10 +29,18 @@ const CONFIG: &str = "config.pbtxt";
 const MAX_CONFIG: u64 = 16 << 20;
 /// No models are loaded from these directories, as in Triton.
 const SYSTEM: [&str; 3] = ["/dev", "/proc", "/sys"];
-/// Error texts that indicate insufficient memory, a subset of those that Triton checks. The error of a load has no type: backends
-/// and models make its text.
-const NO_MEMORY: [&str; 5] =
-    ["out of memory", "memoryerror", "out_of_memory", "outofmemory", "failed to allocate memory"];
+/// Error texts that indicate insufficient memory: some of those that Triton checks, and that of the server's own limits of memory.
+/// The error of a load or a request has no type: backends and models make its text.
+const NO_MEMORY: [&str; 8] = [
+    "out of memory",
+    "memoryerror",
+    "out_of_memory",
+    "outofmemory",
+    "failed to allocate memory",
+    "cannot allocate memory",
+    "cublas_status_alloc_failed",
+    "not enough memory",
+];
 
 object! {
     /// A request to load a model.
@@ -41,8 +49,13 @@ object! {
 
 /// The models loaded by request, by SageMaker identifier. Clones are cheap and share the models.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Models {
-    all: Arc<Mutex<BTreeMap<String, Model>>>,
+pub(super) struct Models(Arc<Mutex<Table>>);
+
+#[derive(Debug, Default)]
+struct Table {
+    loaded: BTreeMap<String, Model>,
+    /// The identifiers of models that are being loaded or unloaded.
+    changing: BTreeSet<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -66,6 +79,18 @@ struct List<'a> {
     models: Vec<Entry<'a>>,
 }
 
+/// An identifier whose model is being loaded or unloaded, until this is dropped.
+struct Claim {
+    models: Models,
+    id: String,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.models.lock().changing.remove(&self.id);
+    }
+}
+
 /// The reason for which a model is not loaded.
 enum Failure {
     /// The identifier or one of the names is in use.
@@ -82,12 +107,12 @@ impl From<InferError> for Failure {
 impl Models {
     /// Returns the name of the model with this identifier.
     pub(super) fn name(&self, id: &str) -> Option<String> {
-        self.lock().get(id).map(|model| model.name.clone())
+        self.lock().loaded.get(id).map(|model| model.name.clone())
     }
 
     /// Lists the models that are ready.
     pub(super) async fn list<S: Service>(&self, edge: &Edge<S>) -> Answer {
-        let all = self.lock().clone();
+        let all = self.lock().loaded.clone();
         let mut models = Vec::new();
         for (id, model) in &all {
             if edge.service.model_ready(&model.name, "").await == Ok(true) {
@@ -99,7 +124,7 @@ impl Models {
 
     /// Describes a model.
     pub(super) fn describe(&self, id: &str) -> Answer {
-        let model = self.lock().get(id).cloned();
+        let model = self.lock().loaded.get(id).cloned();
         match model {
             Some(model) => answer::json_of(&Entry { name: id, url: &model.url }),
             None => Ok(not_loaded(id)),
@@ -122,11 +147,10 @@ impl Models {
         let (status, text, reason) = match result {
             Ok(()) => return answer::empty(StatusCode::OK),
             Err(Failure::Taken(text)) => (StatusCode::CONFLICT, text, Reason::Invalid),
-            Err(Failure::Error(error)) if is_no_memory(&error.message) => {
-                (StatusCode::INSUFFICIENT_STORAGE, error.message, error.reason)
+            // Triton uses the status 400 for all other errors of a load.
+            Err(Failure::Error(error)) => {
+                (status_without_memory(&error).unwrap_or(StatusCode::BAD_REQUEST), error.message, error.reason)
             }
-            // Triton uses this status for all errors of a load.
-            Err(Failure::Error(error)) => (StatusCode::BAD_REQUEST, error.message, error.reason),
         };
         answer::refused(answer::error_text(status, &text), reason)
     }
@@ -141,28 +165,54 @@ impl Models {
         let found = blocking::run(move || find(&place, &called)).await;
         let found = found.map_err(|error| InferError::internal(format!("'{url}' cannot be read: {error}")))?;
         let (url, models) = found.map_err(InferError::invalid)?;
-        if self.lock().contains_key(&id) {
-            return Err(Failure::Taken(format!("model '{id}' has already been loaded")));
-        }
+        let claim = self.claim(id)?;
         let taken = |name| Failure::Taken(format!("a model '{name}' has already been registered"));
         service.register_directories(&models).map_err(taken)?;
         if let Err(error) = service.load_model(&name, Vec::new()).await {
+            // Members of an ensemble may be loaded, and no identifier refers to them.
+            for member in models.keys().filter(|member| **member != name) {
+                let _ = service.unload_model(member, false).await;
+            }
             service.unregister_directories(models.keys());
             return Err(error.into());
         }
-        self.lock().insert(id, Model { name, url, names: models.into_keys().collect() });
+        let model = Model { name, url, names: models.into_keys().collect() };
+        self.lock().loaded.insert(claim.id.clone(), model);
         Ok(())
+    }
+
+    /// Claims an identifier for a load.
+    ///
+    /// # Errors
+    /// Its model is loaded, or is being loaded or unloaded.
+    fn claim(&self, id: String) -> Result<Claim, Failure> {
+        let mut table = self.lock();
+        if table.loaded.contains_key(&id) {
+            return Err(Failure::Taken(format!("model '{id}' has already been loaded")));
+        }
+        if !table.changing.insert(id.clone()) {
+            return Err(Failure::Taken(format!("model '{id}' is being loaded or unloaded")));
+        }
+        Ok(Claim { models: self.clone(), id })
+    }
+
+    /// Removes a model that is to be unloaded, and claims its identifier.
+    fn remove(&self, id: &str) -> Option<(Model, Claim)> {
+        let mut table = self.lock();
+        let model = table.loaded.remove(id)?;
+        table.changing.insert(id.to_owned());
+        Some((model, Claim { models: self.clone(), id: id.to_owned() }))
     }
 
     /// Unloads a model and the dependents that no other model needs. Continues if the client disconnects.
     pub(super) async fn unload<S: Service>(&self, edge: &Edge<S>, id: &str) -> Answer {
-        let Some(model) = self.lock().remove(id) else { return Ok(not_loaded(id)) };
-        let (models, service, id) = (self.clone(), edge.service.clone(), id.to_owned());
+        let Some((model, claim)) = self.remove(id) else { return Ok(not_loaded(id)) };
+        let service = edge.service.clone();
         let unloading = tokio::spawn(async move {
             let result = service.unload_model(&model.name, true).await;
             match &result {
                 Ok(()) => service.unregister_directories(&model.names),
-                Err(_) => drop(models.lock().insert(id, model)),
+                Err(_) => drop(claim.models.lock().loaded.insert(claim.id.clone(), model)),
             }
             result
         });
@@ -171,8 +221,8 @@ impl Models {
         answer::done(result)
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Model>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -266,9 +316,10 @@ fn is_ensemble(model: &Path) -> bool {
     text.zip(ENSEMBLE.as_ref()).is_some_and(|(text, ensemble)| ensemble.is_match(&text))
 }
 
-fn is_no_memory(text: &str) -> bool {
-    let text = text.to_ascii_lowercase();
-    NO_MEMORY.iter().any(|words| text.contains(words))
+/// Returns the status with which SageMaker unloads other models, if the error is that of insufficient memory.
+pub(super) fn status_without_memory(error: &InferError) -> Option<StatusCode> {
+    let text = error.message.to_ascii_lowercase();
+    NO_MEMORY.iter().any(|words| text.contains(words)).then_some(StatusCode::INSUFFICIENT_STORAGE)
 }
 
 #[cfg(test)]

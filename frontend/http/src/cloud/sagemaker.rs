@@ -6,8 +6,9 @@ use http::{Method, Request};
 use percent_encoding::percent_decode_str;
 use pharos::service::{Route, Service};
 
-use super::models::{Models, not_loaded};
+use super::models::{Models, not_loaded, status_without_memory};
 use super::{BinaryForm, Dispatch, forward_as_v2, model_path, unknown};
+use crate::answer::StatusOf;
 use pharos_listener::answering;
 
 const FORM: BinaryForm =
@@ -71,6 +72,8 @@ impl SageMaker {
         };
         let id = percent_decode_str(id).decode_utf8_lossy();
         if let (Route::Infer, Some(name)) = (route, self.models.name(&id)) {
+            let mut request = request;
+            request.extensions_mut().insert(StatusOf(status_without_memory));
             return forward_as_v2(dispatch, request, (method, &model_path(&name, "infer")), &FORM).await;
         }
         let edge = dispatch.edge();

@@ -235,9 +235,9 @@ class HeatStrip {
     paint.scale(scale, scale);
     const style = getComputedStyle(this.frame), cold = rgb(style.getPropertyValue("--heat-0"));
     const warm = rgb(style.getPropertyValue("--heat-1")), hot = rgb(style.getPropertyValue("--heat-2"));
-    this.visible.forEach((point, i) => {
+    this.visible.forEach((point) => {
       const total = point.heat.counts.reduce((sum, n) => sum + n, 0);
-      const left = this.x(i === 0 || point.at - this.visible[i - 1].at > GAP_MS ? point.at - 2000 : this.visible[i - 1].at);
+      const left = this.x(heatFrom(point));
       const right = this.x(point.at);
       if (total === 0 || right <= LEFT) return;
       this.rows.forEach((bucket, r) => {
@@ -266,7 +266,7 @@ class HeatStrip {
     if (!this.cursor) return;
     const box = this.frame.getBoundingClientRect();
     const at = this.pointer ? this.pointer.clientX - box.left : null;
-    const near = at === null ? null : this.visible.find((point) => this.x(point.at) >= at) ?? null;
+    const near = at === null ? null : this.visible.find((point) => this.x(point.at) >= at && this.x(heatFrom(point)) <= at) ?? null;
     const r = near && this.rows.length ? Math.floor((HEIGHT - BOTTOM - (this.pointer.clientY - box.top)) / this.row) : -1;
     const show = r >= 0 && r < this.rows.length;
     this.tip.hidden = !show;
@@ -278,6 +278,9 @@ class HeatStrip {
       `${number(near.heat.counts[bucket])} of ${number(total)} requests`]);
   }
 }
+
+// Returns the beginning of the time that a point covers in the strip: a point after a pause does not fill the pause.
+const heatFrom = ({ at, heat }) => (at - heat.from > GAP_MS ? at - 2000 : heat.from);
 
 // Returns the range from the lowest to the highest non-empty bucket.
 function occupied(points) {

@@ -16,6 +16,13 @@ const DEMAND = {
 };
 const DEMAND_COLUMNS = ["Model", "Loads", "Last 10 s", "Failed", "No memory", "Unloads, idle", "Unloads, memory", "Hits", "Waited", "Mean wait", "Memory", "GPU memory"];
 
+// Returns the sum of the samples of each model. One pass for all models: one for each would take quadratic time.
+function sumsByModel(list) {
+  const sums = new Map();
+  for (const { labels, value } of list) sums.set(labels.model, (sums.get(labels.model) ?? 0) + value);
+  return sums;
+}
+
 // Returns the models that a request has loaded or tried to load, those with the most loads in the last 10 s first.
 function demandRows() {
   const now = history_.latest, recent = history_.recent(), rows = new Map();
@@ -25,11 +32,12 @@ function demandRows() {
     for (const { labels, value } of now.list(name)) if (inScope(labels)) row(labels.model)[labels[label]] = value;
   }
   const gains = recent?.gains(DEMAND.loads, "model", ({ result }) => result === "success") ?? new Map();
+  const names = [DEMAND.hits, `${DEMAND.wait}_count`, `${DEMAND.wait}_sum`, DEMAND.size, DEMAND.gpuSize];
+  const [hits, waits, waitedFor, sizes, gpuSizes] = names.map((name) => sumsByModel(now.list(name)));
   for (const found of rows.values()) {
-    const of = (name) => now.sum(name, ({ model }) => model === found.model);
-    const waited = of(`${DEMAND.wait}_count`) ?? 0;
-    Object.assign(found, { recent: gains.get(found.model) ?? 0, hits: of(DEMAND.hits) ?? 0, waited, size: of(DEMAND.size), gpuSize: of(DEMAND.gpuSize) });
-    found.mean = waited > 0 ? of(`${DEMAND.wait}_sum`) / waited : null;
+    const of = (sums) => sums.get(found.model) ?? null, waited = of(waits) ?? 0;
+    Object.assign(found, { recent: gains.get(found.model) ?? 0, hits: of(hits) ?? 0, waited, size: of(sizes), gpuSize: of(gpuSizes) });
+    found.mean = waited > 0 ? of(waitedFor) / waited : null;
   }
   return [...rows.values()].sort((a, b) => b.recent - a.recent || b.success - a.success || a.model.localeCompare(b.model));
 }

@@ -5,6 +5,7 @@
 const TIMES = ["request", "queue", "compute_input", "compute_infer", "compute_output"];
 const ALL = "";
 const STEADY_MS = 10000;
+const STEP_MS = 2000; // The usual time between two scrapes.
 const FAMILY = {
   success: "nv_inference_request_success",
   failure: "nv_inference_request_failure",
@@ -211,7 +212,7 @@ function point(interval, keep) {
     oldest: now.max(FAMILY.oldest, keep),
     batch: interval.mean(FAMILY.items, FAMILY.executions, keep),
     mean: scaled(interval.mean(timeCounter("request"), FAMILY.success, keep), us),
-    heat: request,
+    heat: request && request.counts.some((n) => n > 0) ? { ...request, from: interval.before.at } : null,
     p50: null, p95: null, p99: null,
     ...streamPoint(interval, keep),
   };
@@ -291,9 +292,11 @@ class History {
     this.known = new Map();
     this.points = new Map([[ALL, []]]);
     this.host = [];
+    this.bounds = [];
     this.events = new Events(keepMs);
   }
   add(text, at) {
+    if (this.latest && at <= this.latest.at) this.shift(this.latest.at + STEP_MS - at);
     this.scrapes.push(new Scrape(text, at, this.known));
     while (this.scrapes.length > 2 && this.scrapes[1].at < at - STEADY_MS) this.scrapes.shift();
     if (this.known.size > 4 * this.latest.count + 1000) this.known.clear();
@@ -312,7 +315,22 @@ class History {
       if (points.length === 0 && key !== ALL) this.points.delete(key);
     }
   }
+  // Moves the history into the past. The clock was set back: points of the future would be kept, and the interval to them negative.
+  shift(byMs) {
+    for (const one of [...this.scrapes, ...this.host, ...[...this.points.values()].flat()]) {
+      one.at -= byMs;
+      if (one.heat) one.heat.from -= byMs;
+    }
+    for (const event of this.events.all) {
+      event.from -= byMs;
+      event.to -= byMs;
+    }
+  }
   keep(points, point) {
+    // All points share the bounds of the buckets, which are much of the memory of a point.
+    const bounds = point.heat?.bounds ?? this.bounds;
+    if (bounds.length !== this.bounds.length || bounds.some((bound, i) => bound !== this.bounds[i])) this.bounds = bounds;
+    if (point.heat) point.heat.bounds = this.bounds;
     points.push(point);
     while (points.length && points[0].at < point.at - this.keepMs) points.shift();
   }

@@ -129,7 +129,8 @@ function makeTable() {
 function tableRows() {
   const now = history_.latest, recent = history_.recent(), found = models(now);
   const parts = recent ? split(recent) : new Map();
-  const ready = byModel(now.list(FAMILY.instances)), resident = byModel(now.list(FAMILY.resident));
+  const [ready, resident, pending] = [FAMILY.instances, FAMILY.resident, FAMILY.pending].map((family) => byModel(now.list(family)));
+  const total = (samples) => samples?.reduce((sum, { value }) => sum + value, 0) ?? null;
   return [...found].map(([key, { model, version }]) => {
     const part = parts.get(key), figures = part ? point(part) : {};
     const instances = ready.get(key) ?? [];
@@ -137,10 +138,10 @@ function tableRows() {
     const shared = figures.queue !== null && figures.mean ? Math.min(100, (100 * figures.queue) / figures.mean) : null;
     return {
       key, name: model, version: version ?? "", rate: figures.success ?? null, latency: figures.p99 ?? figures.mean ?? null, queue: shared,
-      pending: figures.pending ?? now.sum(FAMILY.pending, (labels) => modelKey(labels) === key), batch: figures.batch ?? null,
+      pending: figures.pending ?? total(pending.get(key)), batch: figures.batch ?? null,
       failed: figures.failed ?? null, ready: count("ready"), all: count() || null, // Ensembles have no instances.
       state: count() ? count("ready") / count() : null,
-      memory: resident.get(key)?.reduce((sum, { value }) => sum + value, 0) ?? null,
+      memory: total(resident.get(key)),
     };
   });
 }
@@ -387,7 +388,7 @@ function showGpus() {
     const rows = [], load = of("nv_gpu_utilization"), used = of("nv_gpu_memory_used_bytes"), total = of("nv_gpu_memory_total_bytes");
     const power = of("nv_gpu_power_usage"), limit = of("nv_gpu_power_limit"), heat = of("pharos_gpu_temperature_celsius");
     if (load !== null) rows.push(meter("Load", 100 * load, percent(100 * load), 101, 101));
-    if (used !== null) rows.push(meter("Memory", (100 * used) / total, `${bytes(used)} of ${bytes(total)}`, 90, 97));
+    if (used !== null) rows.push(meter("Memory", total ? (100 * used) / total : 0, `${bytes(used)} of ${bytes(total)}`, 90, 97));
     rows.push(...[modelGpuMemory(now, labels.gpu_uuid)].filter((row) => row !== null));
     if (power !== null) rows.push(meter("Power", limit ? (100 * power) / limit : 0, `${number(power)} of ${number(limit)} W`, 95, 101));
     if (heat !== null) rows.push(meter("Temperature", heat, `${number(heat)} °C`, 80, 90));

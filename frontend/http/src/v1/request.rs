@@ -10,7 +10,7 @@ use std::fmt;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use pharos::error::InferError;
+use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::InferInput;
 use pharos::model::TensorMetadata;
 use pharos::tensor::{DataType, Tensor, push_bytes_element};
@@ -39,6 +39,14 @@ pub(super) enum Form {
 /// # Errors
 /// Fails if the text is not a valid request or does not match the model's inputs.
 pub(super) fn parse(json: &[u8], inputs: &[TensorMetadata]) -> Result<(Vec<InferInput>, Form), InferError> {
+    parse_any(json, inputs).map_err(|error| match error.reason {
+        // Triton's reader answers 500; TensorFlow Serving and KServe answer 400.
+        Reason::Malformed => InferError { code: ErrorCode::InvalidArg, ..error },
+        _ => error,
+    })
+}
+
+fn parse_any(json: &[u8], inputs: &[TensorMetadata]) -> Result<(Vec<InferInput>, Form), InferError> {
     let json = std::str::from_utf8(without_byte_order_mark(json)).map_err(parse_error)?;
     check_depth(json)?;
     let relaxed = OnceCell::new();
