@@ -14,6 +14,7 @@ import numpy as np
 
 CASES = []
 CPU = "instance_group [ { kind: KIND_CPU } ]\n"
+TOGETHER = "dynamic_batching { preferred_batch_size: [ 3 ] max_queue_delay_microseconds: 5000000 }\n"
 
 
 def entry(kind: str, name: str, datatype: str, dims) -> str:
@@ -93,6 +94,7 @@ def sklearn(folder: Path):
     config += entry("output", "predict", "INT64", [1])
     joblib.dump(model, place(folder, "texts", "model.joblib", config))
     case("texts", {"text": np.array(texts)[:, None]}, {"predict": model.predict(texts)[:, None]})
+    joblib.dump(model, place(folder, "together", "model.joblib", config + TOGETHER))
     Path(place(folder, "no_model", "model.joblib", 'backend: "sklearn"\n')).write_bytes(b"no pickle")
     place(folder, "no_file", "model.joblib", 'backend: "sklearn"\n')
     config = 'backend: "sklearn"\nmax_batch_size: 16\n' + entry("input", "x", "FP32", [4])
@@ -121,6 +123,7 @@ def xgboost(folder: Path):
         "contributions": model.predict(matrix, pred_contribs=True),
     }
     case("classifier", {"features": few}, answers)
+    model.save_model(place(folder, "together", "model.ubj", config.replace("dynamic_batching { }\n", TOGETHER) + outputs))
     fewer = 'parameters { key: "iterations" value { string_value: "0:4" } }\n' + entry("output", "predict", "FP32", [3])
     model.save_model(place(folder, "fewer_rounds", "model.json", config + fewer))
     case("fewer_rounds", {"features": few}, {"predict": model.predict(matrix, iteration_range=(0, 4))})

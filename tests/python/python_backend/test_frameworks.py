@@ -5,12 +5,16 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tritonclient.http as http
+from tritonclient.utils import InferenceServerException
 
 from harness.server import ROOT, Server, binary
+from harness.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.slow
 
@@ -147,7 +151,7 @@ def test_invalid_values_fail_only_their_request(served):
     """A request with values that the model does not accept gets the framework's error; the next one is answered."""
     server, cases, framework = served
     if framework not in WRONG_VALUES:
-        pytest.skip("XGBoost takes any number")
+        pytest.skip("XGBoost takes every number but infinity")
     model, inputs, outputs, word = WRONG_VALUES[framework]
     if "NaN" in word:
         body = b'{"inputs":[{"name":"input","datatype":"FP32","shape":[1,4],"parameters":{"binary_data_size":16}}]}'
@@ -159,6 +163,55 @@ def test_invalid_values_fail_only_their_request(served):
     assert status in (400, 500) and word in str(answer), answer
     model, inputs, outputs = cases[0]
     assert ask(server, model, inputs, outputs)[0] == 200
+
+
+TOGETHER = {
+    "sklearn": ("text", "BYTES", [[b"\xff"]], [[b"a good day"]], "can't decode byte 0xff"),
+    "xgboost": ("features", "FP32", [[1, np.inf, 3, 4]], [[1, 2, 3, 4]], "inf"),
+}
+"""For each framework, the input of a model that batches three requests, an invalid value, a valid one, and the error."""
+
+
+def test_an_invalid_value_fails_only_its_request_of_a_batch(served):
+    server, _, framework = served
+    if framework not in TOGETHER:
+        pytest.skip(f"{framework} has no such model")
+    name, datatype, invalid, valid, word = TOGETHER[framework]
+
+    def one(at):
+        array = np.array(valid if at else invalid, np.object_ if datatype == "BYTES" else np.float32)
+        given = http.InferInput(name, list(array.shape), datatype)
+        given.set_data_from_numpy(array)
+        with http.InferenceServerClient(server.http, network_timeout=DEADLINE_S) as client:
+            try:
+                return client.infer("together", [given]).as_numpy("predict").tolist()
+            except InferenceServerException as error:
+                return error.status(), error.message()
+
+    with ThreadPoolExecutor(3) as pool:
+        (status, text), *others = pool.map(one, range(3))
+    assert status == "400" and word in text, text
+    assert len(others[0]) == 1 and others[0] == others[1], others
+
+
+SCALAR = """
+from pharos_worker.runners import pytorch
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+model = pytorch.TritonPythonModel()
+tensors = [{"x": pb_utils.Tensor("x", np.ones((1, 4), np.float32))}] * 2
+try:
+    model.answers([None, None], tensors, {"mean": np.float32(1)})
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_an_output_without_rows_is_not_split():
+    """The requests are then executed alone, as one that came alone."""
+    done = subprocess.run([PYTHON, "-c", SCALAR], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.stdout == "output 'mean' has 0 rows for a batch of 2\n", done.stderr
 
 
 @pytest.mark.parametrize("framework", PACKAGES)

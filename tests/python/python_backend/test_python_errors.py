@@ -11,6 +11,24 @@ from python_backend.worker import PYTHON, has_worker, model
 BATCHED = "max_batch_size: 8\ndynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 2000000 }\n"
 STRICT = 'parameters { key: "strict_output_types" value: { string_value: "true" } }\n'
 DECOUPLED = "model_transaction_policy { decoupled: true }\n"
+COMPLETES = '''
+import numpy as np
+
+
+class Silent(Exception):
+    def __str__(self):
+        raise ValueError
+
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        {code}
+        return config
+
+    def execute(self, requests):
+        return []
+'''
 STATE = """max_batch_size: 4
 sequence_batching { state [ { input_name: "S" output_name: "T" data_type: TYPE_FP32 dims: [ 1 ] } ] }
 """
@@ -29,6 +47,10 @@ def served(tmp_path_factory):
     model(models, "strict", "own_answers", BATCHED + STRICT)
     model(models, "slow_end", "own_slow_end")
     model(models, "states", "own_answers", STATE)
+    numbers = 'config.add_input({"name": "IN", "data_type": "TYPE_FP32", "dims": [np.int64(3)]})'
+    for name, code in (("numbers", numbers), ("silent", "raise Silent")):
+        (models / name / "1").mkdir(parents=True)
+        (models / name / "1/model.py").write_text(COMPLETES.format(code=code))
     with Server(folder, [models], [f"--python={PYTHON}", "--model-control-mode=explicit"]) as server:
         yield server
 
@@ -57,11 +79,12 @@ def answers(server, name, requests) -> tuple:
 
 
 @pytest.mark.parametrize("do, text", [
-    ("exit", "SystemExit: 3"), ("task", "SystemExit: 3"), ("interrupt", "KeyboardInterrupt"), ("callback", ""),
+    ("exit", "SystemExit: 3"), ("task", "SystemExit: 3"), ("interrupt", "KeyboardInterrupt"), ("cancelled", "CancelledError"),
+    ("callback", ""), ("stop", ""),
 ])
 @pytest.mark.parametrize("name", ["exits", "exits_stream"])
 def test_an_exit_in_the_event_loop_is_an_error_of_its_request(served, name, do, text):
-    """`SystemExit` and `KeyboardInterrupt` in `async def execute`, in its tasks and callbacks; the loop runs on."""
+    """`SystemExit` and others in `async def execute`, in its tasks and callbacks; the loop runs on, even if it is stopped."""
     ids, errors = answers(served, name, [("first", {"do": do})])
     assert (ids, len(errors)) == (([], 1) if text else (["first"], 0)) and text in "".join(errors)
     assert answers(served, name, [("next", {})]) == (["next"], [])
@@ -86,10 +109,28 @@ def test_a_tensor_without_elements_is_contiguous(served):
     assert answers(served, "answers", [("empty", {})] * 4) == (["empty"] * 4, [])
 
 
+def test_a_response_does_not_change_after_it_is_sent(served):
+    """The model overwrites the input that it has sent as output."""
+    assert load(served, "answers") == (200, "")
+    given = grpc.InferInput("IN", [4, 1], "FP32")
+    given.set_data_from_numpy(np.arange(4, dtype=np.float32).reshape(4, 1))
+    with grpc.InferenceServerClient(served.grpc) as client:
+        result = client.infer("answers", [given], request_id="overwritten", client_timeout=DEADLINE_S)
+    assert result.as_numpy("OUT").ravel().tolist() == [0, 1, 2, 3]
+
+
 def test_a_model_with_states_is_refused(served):
     """Models in Python answer requests individually, but states are stored with the batch."""
     status, text = load(served, "states")
     assert status == 400 and "the backend 'python' has no implicit state (sequence_batching.state, output 'T')" in text
+
+
+@pytest.mark.parametrize("name, text", [
+    ("numbers", "TypeError: Object of type int64 is not JSON serializable"), ("silent", "Silent: <no message>"),
+])
+def test_a_configuration_that_cannot_be_completed_has_the_reason(served, name, text):
+    status, answer = load(served, name)
+    assert status == 400 and text in answer, answer
 
 
 def test_a_process_that_does_not_end_is_named_and_killed(served):

@@ -10,6 +10,7 @@ import queue
 import re
 import subprocess
 import sys
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -86,6 +87,9 @@ def served(tmp_path_factory):
     models.model(repository, "looped", "continued", "batchSize: 4\nstreaming: true\n")
     models.model(repository, "talks", "talks", "batchSize: 2\ncontinuousBatching: true\nsequenceBatching: true\nmaxNumSequence: 3\n")
     models.model(repository, "later", "later")
+    models.model(repository, "later_streamed", "later", "streaming: true\n")
+    tensors = 'input { name: "data" data_type: TYPE_STRING dims: [-1] } output { name: "prediction" data_type: TYPE_STRING dims: [-1] }'
+    models.model(repository, "any_number", "told", config=f'backend: "torchserve" max_batch_size: 1 {tensors}')
     models.model(repository, "micro", "micro", "batchSize: 8\nmaxBatchDelay: 1500\nmicro_batching: {micro_batch_size: 2, parallelism: {inference: 2}}\n")
     limits = "responseTimeout: 2\nstartupTimeout: 33\nmaxRetryTimeoutInSec: 44\nuseJobTicket: true\n"
     models.model(repository, "sequence", "told", f"sequenceBatching: true\nmaxNumSequence: 4\n{limits}")
@@ -245,6 +249,7 @@ def test_status_headers_and_type_of_an_answer(served):
     ("wrong", {"kind": "few"}, "number of batch response mismatched"),
     ("wrong", {"kind": "many"}, "number of batch response mismatched"),
     ("value", {"kind": "set"}, "Unsupported model output data type."),
+    ("value", {"kind": "surrogate"}, "Unsupported model output data type."),
 ])  # fmt: skip
 def test_errors_have_torchserves_codes(served, what, more, text):
     before = served.statistics("told")["inference_stats"]["fail"]["count"]
@@ -256,6 +261,7 @@ def test_errors_have_torchserves_codes(served, what, more, text):
 @pytest.mark.parametrize("extra", [
     "{", "5", '{"parts": 5}', '{"parts": [{"name": "body"}]}', '{"parts": [{"name": "body", "length": 9}]}', '{"parts": []}',
     '{"parts": [{"name": "body", "length": "1"}]}', '{"parts": [{"name": [], "length": 1}]}', '{"headers": 5, "parts": []}',
+    "[" * 100_000,
 ])  # fmt: skip
 def test_an_invalid_request_does_not_affect_others(served, extra):
     def one(at):
@@ -267,6 +273,24 @@ def test_an_invalid_request_does_not_affect_others(served, extra):
     answers = together(3, one)
     assert answers[0].startswith("HTTP 400: the request's parameter 'torchserve' is malformed"), answers[0]
     assert [json.loads(answer)["body"] for answer in answers[1:]] == [["bytearray", "78"]] * 2
+
+
+def test_a_body_that_is_nested_too_deeply_does_not_affect_others(served):
+    deep = b"[" * 100_000
+
+    def one(at):
+        body, extra = parts(("body", "application/json", deep if at == 0 else b"{}"))
+        return json.loads(ask(served, "spread", body, extra)[0][0])["body"]
+
+    assert together(3, one) == [["bytearray", deep.hex()], ["dict", {}], ["dict", {}]]
+
+
+def test_a_request_without_elements_is_refused(served):
+    tensor = http.InferInput("data", [1, 0], "BYTES")
+    tensor.set_data_from_numpy(np.empty((1, 0), np.object_))
+    with http.InferenceServerClient(served.http) as client, pytest.raises(InferenceServerException) as failure:
+        client.infer("any_number", [tensor])
+    assert failure.value.message().startswith("HTTP 400: ") and "has no element" in failure.value.message()
 
 
 @pytest.mark.parametrize("kind", ["exit", "kill"])
@@ -356,14 +380,26 @@ def test_requests_continue_until_their_criterion_stops_them(served, model):
         assert [body.split()[0] for body in bodies] == [b"%d" % left for left in range(at, -1, -1)]
 
 
-def test_requests_join_running_requests(served):
+@pytest.mark.parametrize("identity, other", [("long", "short"), ("same", "same"), ("", "")])
+def test_requests_join_running_requests(served, identity, other):
+    """Clients choose the ids, so those of two requests may be equal."""
+    before = served.statistics("continued")["execution_count"]
     with ThreadPoolExecutor(2) as pool:
-        long = pool.submit(streamed, served, "continued", b"4000", "long")
-        eventually("the long request is executed", lambda: served.statistics("continued")["execution_count"] > 50)
-        short, _, error = streamed(served, "continued", b"3", "short")
+        long = pool.submit(streamed, served, "continued", b"4000", identity)
+        eventually("the long request is executed", lambda: served.statistics("continued")["execution_count"] > before + 50)
+        short, _, error = streamed(served, "continued", b"3", other)
         assert error is None and b"batch of 2" in short[-1]
         assert not long.done()
-        assert len(long.result()[0]) == 4000
+        assert [[int(body.split()[0]) for body in bodies] for bodies in (long.result()[0], short)] == [
+            list(range(3999, -1, -1)), [2, 1, 0]
+        ]  # fmt: skip
+
+
+def test_a_criterion_that_raises_an_exception_fails_the_request(served):
+    bodies, _, error = streamed(served, "continued", b"2 raises", "raises")
+    assert (len(bodies), error.message()) == (1, "Prediction failed")
+    bodies, _, error = streamed(served, "continued", b"1", "raises")
+    assert error is None and [body.split()[0] for body in bodies] == [b"0"], "the id must not belong to the failed request"
 
 
 def test_a_request_joins_the_stream_of_its_sequence(served):
@@ -389,6 +425,15 @@ def test_a_request_joins_the_stream_of_its_sequence(served):
 def test_coroutines_run_side_by_side(served):
     answers = together(8, lambda at: json.loads(ask(served, "later", b"2")[0][0]))
     assert all(answer["same"] for answer in answers) and max(answer["most"] for answer in answers) > 3
+
+
+@pytest.mark.parametrize("what", ["value", "cancelled", "interrupt", "generator"])
+def test_an_exception_in_a_coroutine_fails_its_request(served, what):
+    with pytest.raises(InferenceServerException, match="Prediction failed"):
+        ask(served, "later", what.encode())
+    bodies, _, error = streamed(served, "later_streamed", what.encode())
+    assert not bodies and error is not None and error.message() == "Prediction failed"
+    assert ask(served, "later", b"0")[0] and streamed(served, "later_streamed", b"0")[0]
 
 
 def test_micro_batches(served):
@@ -642,9 +687,17 @@ def test_broken_archives(tmp_path):
         (repository / name / "config.pbtxt").write_text('backend: "torchserve"\n')
         for file in files:
             (repository / name / "1" / file).write_bytes(b"PK\x03\x04 no archive")
+    models.model(repository, "damaged", "told")
+    damaged = repository / "damaged/1/damaged.mar"
+    with zipfile.ZipFile(damaged) as file:
+        # The content of the first file, behind its header of 30 bytes and its name.
+        begin, size = 30 + len(file.infolist()[0].filename), file.infolist()[0].compress_size
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:begin] + b"\xff" * size + content[begin + size :])
     options = [f"--python={PYTHON}", "--model-control-mode=explicit"]
     with Server(tmp_path, [repository], options) as server:
-        for name, text in {"two": "2 archives, a.mar, b.mar", "torn": "cannot unpack", "none": "names no handler"}.items():
+        texts = {"two": "2 archives, a.mar, b.mar", "torn": "cannot unpack", "none": "names no handler"}
+        for name, text in (texts | {"damaged": f"cannot unpack '{damaged}'"}).items():
             status, answer = server.ask("POST", f"/v2/repository/models/{name}/load", "{}")
             assert status == 400 and text in answer, answer
 

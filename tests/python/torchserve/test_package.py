@@ -4,14 +4,17 @@ of PyTorch. Runs in a separate interpreter that has imported nothing else."""
 import json
 import logging
 import os
+import runpy
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
 from harness.waiting import DEADLINE_S
+from torchserve import models
 
 HOME = Path(__file__).resolve().parents[3] / "worker/python/python/pharos_worker/torchserve"
 PYTHON = os.environ.get("PHAROS_PYTHON") or sys.executable
@@ -290,6 +293,31 @@ def test_profiled_steps(metrics):
         assert Timed().handle([1], context) == [1]
         assert [metric[0] for metric, *_ in samples] == names
         samples.clear()
+
+
+KILLED = """
+import os, runpy, shutil, sys
+archive, folder, key = runpy.run_path(sys.argv[1]), *sys.argv[2:]
+shutil.rmtree = lambda path, **more: os.path.isdir(path) and (os.remove(os.path.join(path, "code.py")), os._exit(9))
+archive["_remove_unused"](folder, "mine")
+"""
+
+
+def test_an_archive_whose_removal_is_killed_is_unpacked_again(tmp_path, monkeypatch):
+    unpacked = runpy.run_path(str(HOME / "archive.py"))["unpacked"]
+    version, folder = tmp_path / "1", tmp_path / "tmp"
+    folder.mkdir()
+    models.write(version, "told", models.contents("told", files={"code.py": b""}))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(folder))
+    directory, lock = unpacked(version)
+    lock.close()
+    path = Path(directory)
+    os.utime(f"{path}.lock", (0, 0))
+    process = subprocess.run([sys.executable, "-c", KILLED, HOME / "archive.py", path.parent, path.name], capture_output=True)
+    assert process.returncode == 9, process.stderr
+    directory, _ = unpacked(version)
+    assert Path(directory) == path and (path / "code.py").exists()
+    assert not path.with_suffix(".part").exists()
 
 
 REMOVES = """

@@ -80,6 +80,27 @@ def test_a_model_can_be_unregistered_while_it_loads(home, wait):
     assert home.manage("DELETE", f"/models/{name}")[0] == 200
 
 
+@pytest.mark.parametrize("wait", ["true", "false"])
+def test_scaling_to_no_workers_does_not_wait_for_a_load(home, wait):
+    """The load is cancelled, the model stays registered, and it can be scaled again."""
+    name = f"scaled-{wait}"
+    with ThreadPoolExecutor(1) as pool:
+        before = home.workers()
+        registered = pool.submit(home.manage, "POST", f"/models?url={waits(home, name, name)}&synchronous={wait}")
+        eventually("its worker starts", lambda: home.workers() - before)
+        began = time.monotonic()
+        status, answer = home.manage("PUT", f"/models/{name}?min_worker=0&synchronous=true")
+        assert (status, answer["status"]) == (200, f"Workers scaled to 0 for model: {name}")
+        assert time.monotonic() - began < 10
+        assert registered.result(DEADLINE_S)[0] == {"true": 200, "false": 202}[wait]
+    assert home.manage("GET", f"/models/{name}")[1][0]["workers"] == [] and home.predict(name)[0] == 503
+    eventually("no worker is left", lambda: home.workers() <= before)
+    (home.folder / name).touch()
+    assert home.manage("PUT", f"/models/{name}?min_worker=1&synchronous=true")[0] == 200
+    assert home.predict(name)[0] == 200
+    assert home.manage("DELETE", f"/models/{name}")[0] == 200
+
+
 def test_a_number_of_workers_that_no_machine_has_is_refused(home):
     """A description lists the workers, so that it would need gigabytes."""
     archive = waits(home, "many", "now")

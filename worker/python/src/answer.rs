@@ -112,7 +112,11 @@ impl Answer {
                 _ => {}
             }
         }
-        let reply = response.map(|response| self.reply(py, response)).transpose()?;
+        let mut reply = response.map(|response| self.reply(py, response)).transpose()?;
+        if let Some(reply) = reply.as_mut().filter(|_| !self.model.config.decoupled) {
+            // It is sent at the end of the batch.
+            reply::copy_inputs(py, reply, &self.model.runtime)?;
+        }
         self.state.store(if last { CLOSED } else { ANSWERED }, Ordering::Release);
         let sent = match reply {
             // Without the interpreter: the call blocks if the client reads slowly.

@@ -104,6 +104,7 @@ fn fields_of(model: &Model, request: &pharos::wire::BatchRequest, details: &Deta
         parameters: request.parameters.clone(),
         outputs,
         trace_context: details.trace_context.as_deref().map(Arc::from),
+        sequence: request.sequence.map(|step| step.key),
     }
 }
 

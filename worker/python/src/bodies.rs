@@ -1,15 +1,25 @@
-//! Request bodies for TorchServe handlers: copies each part into a separate `bytearray`.
+//! Requests for TorchServe handlers: copies each part of a body into a separate `bytearray`, and distinguishes requests that are
+//! executed again.
 
 use pharos::tensor::bytes_elements;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyList};
 
+use crate::request::InferenceRequest;
 use crate::tensor::Tensor;
 
-/// Adds the function of this module.
+/// Adds the functions of this module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(bodies, module)?)
+    module.add_function(wrap_pyfunction!(bodies, module)?)?;
+    module.add_function(wrap_pyfunction!(sequence_key, module)?)
+}
+
+/// Returns the number of a request's sequence, which no other sequence has while the server runs; None if the model has no
+/// sequences. A request that is rescheduled keeps the number, and no other request has it, unlike the client's id.
+#[pyfunction]
+fn sequence_key(request: &Bound<'_, InferenceRequest>) -> Option<u64> {
+    request.get().fields.sequence
 }
 
 /// Returns the elements of a received BYTES tensor. With `lengths`, splits its only element into parts of these sizes.

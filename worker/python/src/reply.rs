@@ -1,10 +1,11 @@
 //! Converts a `pb_utils.InferenceResponse` to a reply of the worker.
 
-use pharos_backend::{Reply, ReplyOutput, Responder};
+use pharos_backend::{Content, Reply, ReplyOutput, Responder, Runtime};
 use pyo3::prelude::*;
 
 use crate::error::TritonModelException;
 use crate::model::Model;
+use crate::output;
 use crate::response::InferenceResponse;
 use crate::tensor::Tensor;
 
@@ -44,6 +45,21 @@ pub(crate) fn of(
         outputs.push(ReplyOutput { output, datatype: tensor.datatype(), shape: tensor.shape().to_vec(), content });
     }
     Ok(Reply { outputs, parameters, error: None })
+}
+
+/// Copies the outputs that are views of inputs: the model may write to these after it has sent the response.
+///
+/// # Errors
+/// Memory allocation failed.
+pub(crate) fn copy_inputs(py: Python<'_>, reply: &mut Reply, runtime: &Runtime) -> PyResult<()> {
+    for output in &mut reply.outputs {
+        if let Content::Received(bytes) = &output.content {
+            let mut memory = output::allocate(runtime, bytes.len())?;
+            py.detach(|| memory.copy_from_slice(bytes));
+            output.content = Content::Memory(memory);
+        }
+    }
+    Ok(())
 }
 
 /// Checks an output as the server does, which would take the worker for broken otherwise.

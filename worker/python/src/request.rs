@@ -96,6 +96,8 @@ pub(crate) struct RequestFields {
     pub(crate) outputs: Vec<String>,
     /// The W3C trace context, for other tracers.
     pub(crate) trace_context: Option<Arc<str>>,
+    /// The number of its sequence, if the model has sequences. A request that is rescheduled keeps it.
+    pub(crate) sequence: Option<u64>,
 }
 
 impl InferenceRequest {
@@ -178,6 +180,7 @@ impl InferenceRequest {
             parameters: parameters::from_python(parameters, Fractions::Allowed)?,
             outputs,
             trace_context: None,
+            sequence: None,
         };
         let (flags, release) = (AtomicU32::new(flags), AtomicU32::new(RELEASE_ALL));
         let (trace, answer) = (trace.0.unwrap_or_default(), Mutex::new(None));

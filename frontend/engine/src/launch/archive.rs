@@ -71,8 +71,8 @@ pub(super) fn unpacked(
     let in_folder = |error: io::Error| format!("the folder '{}' of environments: {error}", cache.folder.display());
     let own = prepare(cache).map_err(in_folder)?;
     let folder = own.as_path();
-    let unreadable = |error: io::Error| format!("it cannot be read: {error}");
     let mut file = File::open(archive).map_err(unreadable)?;
+    let state = state(&file)?;
     let key = key(&mut file, cache.user).map_err(unreadable)?;
     let path = folder.join(&key);
     let mut lock = locked(folder, &key).map_err(in_folder)?;
@@ -85,13 +85,7 @@ pub(super) fn unpacked(
         remove_unused(folder, &key);
         lock.set_len(0).and_then(|()| remove(&path)).map_err(in_folder)?;
         tracing::info!("unpacking the environment '{}' into '{}'", archive.display(), path.display());
-        file.rewind().map_err(unreadable)?;
-        // The errors of `tar` name only the file.
-        let refused =
-            |error: io::Error| format!("it cannot be unpacked into '{}': {}", folder.display(), deepest(&error));
-        let whole = unpack(file, &path, &Limits::default()).map_err(refused);
-        let owned = whole.and_then(|()| cache.user.map_or(Ok(()), |user| user.give(&path)).map_err(in_folder));
-        if let Err(error) = owned.and_then(|()| relocate(&path, interpreter(&path)?)) {
+        if let Err(error) = make(cache, (&mut file, state), &path, interpreter) {
             let _ = remove(&path);
             return Err(error);
         }
@@ -103,6 +97,41 @@ pub(super) fn unpacked(
     rustix::fs::futimens(&lock, &times).map_err(|error| in_folder(error.into()))?;
     flock(&lock, FlockOperation::LockShared).map_err(|error| in_folder(error.into()))?;
     Ok(Environment { path, _lock: lock })
+}
+
+/// Makes an environment from its archive, which had this state before its key was computed. Part of it may be left on an error.
+fn make(
+    cache: &Cache<'_>,
+    (file, before): (&mut File, State),
+    path: &Path,
+    interpreter: impl FnOnce(&Path) -> Result<Command, String>,
+) -> Result<(), String> {
+    let folder = cache.folder.join(SUBDIR);
+    let in_folder = |error: io::Error| format!("the folder '{}' of environments: {error}", cache.folder.display());
+    // The errors of `tar` name only the file.
+    let refused = |error: io::Error| format!("it cannot be unpacked into '{}': {}", folder.display(), deepest(&error));
+    file.rewind().map_err(unreadable)?;
+    unpack(file, path, &Limits::default()).map_err(refused)?;
+    cache.user.map_or(Ok(()), |user| user.give(path)).map_err(in_folder)?;
+    relocate(path, interpreter(path)?)?;
+    // Otherwise the environment could have other contents than its key says.
+    if state(file)? == before {
+        Ok(())
+    } else {
+        Err("it was changed while it was unpacked; load the model again when the file is complete".to_owned())
+    }
+}
+
+/// What changes when a file is written: its size and its modification time in seconds and nanoseconds.
+type State = (u64, i64, i64);
+
+fn state(file: &File) -> Result<State, String> {
+    let found = file.metadata().map_err(unreadable)?;
+    Ok((found.size(), found.mtime(), found.mtime_nsec()))
+}
+
+fn unreadable(error: io::Error) -> String {
+    format!("it cannot be read: {error}")
 }
 
 /// Creates the folder and the subdirectory. Its contents are executed, so the folder must be writable only by this user.
@@ -211,10 +240,12 @@ fn remove_unused(folder: &Path, except: &str) {
         if now.saturating_sub(used) < KEPT.as_secs().cast_signed() {
             continue;
         }
-        let Ok(lock) = File::open(entry.path()) else { continue };
+        let Ok(lock) = OpenOptions::new().write(true).open(entry.path()) else { continue };
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() && is_the_file(&lock, &entry.path()) {
             tracing::info!("removing the unused environment '{}'", folder.join(key).display());
-            let _ = remove(&folder.join(key)).and_then(|()| fs::remove_file(entry.path()));
+            // No longer ready from here on: the removal may fail, or this process may be killed.
+            let removed = lock.set_len(0).and_then(|()| remove(&folder.join(key)));
+            let _ = removed.and_then(|()| fs::remove_file(entry.path()));
         }
     }
 }
@@ -314,6 +345,37 @@ mod tests {
     }
 
     #[test]
+    fn an_archive_that_is_changed_while_it_is_unpacked_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let (cache, path) = (folder.path().join("cache"), folder.path().join("one.tar.gz"));
+        archive(&path, &[(EntryType::Regular, "bin/python3", "old")]);
+        let changing = |home: &Path| {
+            archive(&path, &[(EntryType::Regular, "bin/python3", "new")]);
+            File::options().write(true).open(&path).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
+            python(home)
+        };
+        let error = unpacked(&at(&cache), &path, changing).unwrap_err();
+        assert!(error.starts_with("it was changed while it was unpacked"), "{error}");
+        let home = unpacked(&at(&cache), &path, python).unwrap();
+        assert_eq!(fs::read_to_string(home.path().join("bin/python3")).unwrap(), "new");
+    }
+
+    #[test]
+    fn an_environment_whose_removal_ends_early_is_not_ready() {
+        let folder = tempfile::tempdir().unwrap();
+        let (cache, path) = (folder.path().join("cache"), folder.path().join("one.tar.gz"));
+        archive(&path, &[(EntryType::Regular, "bin/python3", "")]);
+        let home = unpacked(&at(&cache), &path, python).unwrap().path().to_owned();
+        let lock = home.with_extension("lock");
+        File::options().write(true).open(&lock).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
+        // What cannot be removed.
+        fs::remove_dir_all(&home).unwrap();
+        fs::write(&home, "").unwrap();
+        remove_unused(home.parent().unwrap(), "");
+        assert!(home.exists() && fs::read(&lock).unwrap().is_empty());
+    }
+
+    #[test]
     fn removes_long_unused_environments_but_not_used_ones() {
         let folder = tempfile::tempdir().unwrap();
         let cache = folder.path().join("cache");
@@ -377,6 +439,46 @@ mod tests {
     }
 
     #[test]
+    fn files_in_a_directory_that_its_owner_cannot_write_are_unpacked() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, target) = (folder.path().join("e.tar"), folder.path().join("target"));
+        let mut builder = Builder::new(File::create(&path).unwrap());
+        let mut header = Header::new_gnu();
+        header.set_entry_type(EntryType::Directory);
+        header.set_mode(0o055);
+        header.set_size(0);
+        builder.append_data(&mut header, "closed", &[][..]).unwrap();
+        header.set_entry_type(EntryType::Regular);
+        header.set_mode(0o444);
+        builder.append_data(&mut header, "closed/file", &[][..]).unwrap();
+        builder.finish().unwrap();
+        unpack(&File::open(&path).unwrap(), &target, &Limits::default()).unwrap();
+        let mode = |name: &str| fs::metadata(target.join(name)).unwrap().mode() & 0o777;
+        assert_eq!((mode("closed"), mode("closed/file")), (0o755, 0o444));
+    }
+
+    #[test]
+    fn names_and_attributes_of_entries_are_limited_in_size() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("e.tar");
+        for kind in [EntryType::GNULongName, EntryType::GNULongLink, EntryType::XHeader] {
+            let mut builder = Builder::new(File::create(&path).unwrap());
+            let mut header = Header::new_gnu();
+            header.set_size(1 << 22);
+            header.set_entry_type(kind);
+            header.set_cksum();
+            builder.append(&header, io::repeat(b'a').take(1 << 22)).unwrap();
+            builder.append_data(&mut Header::new_gnu(), "name", &[][..]).unwrap();
+            builder.finish().unwrap();
+            let target = folder.path().join("target");
+            let error = unpack(&File::open(&path).unwrap(), &target, &Limits::default()).unwrap_err();
+            let expected = "the name and the attributes of an entry have more than 1048576 bytes";
+            assert_eq!(error.to_string(), expected, "{kind:?}");
+            fs::remove_dir_all(&target).unwrap();
+        }
+    }
+
+    #[test]
     fn environments_are_limited_in_size_and_relocated() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("e.tar.gz");
@@ -386,7 +488,7 @@ mod tests {
             (Limits { bytes: 10, files: 1 }, "'two' exceeds the total limit of 1 files"),
         ] {
             let target = folder.path().join("target");
-            let error = unpack(File::open(&path).unwrap(), &target, &limits).unwrap_err();
+            let error = unpack(&File::open(&path).unwrap(), &target, &limits).unwrap_err();
             assert_eq!(error.to_string(), expected);
             fs::remove_dir_all(&target).unwrap();
         }

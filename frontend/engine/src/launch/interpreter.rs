@@ -118,7 +118,9 @@ fn by_parameter(program: &Program, model: &Model<'_>, value: &str) -> Result<Nam
         let launch = Launch { executable: interpreter.path, variables, hidden, user, sandbox, ..Launch::default() };
         Ok(launch.command(Some(home)))
     };
-    let cache = Cache { folder: &program.environments, user: program.user.as_deref() };
+    // The variables of the environment contain its path, and models change their working directory.
+    let folder = absolute(program.environments.clone());
+    let cache = Cache { folder: &folder, user: program.user.as_deref() };
     let unpacked = archive::unpacked(&cache, &path, prepare).map_err(|error| {
         format!("model '{}': the environment '{}' cannot be used: {error}", model.name, path.display())
     })?;

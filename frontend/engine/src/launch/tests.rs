@@ -176,6 +176,24 @@ fn interpreters_are_found_in_the_documented_order() {
 }
 
 #[test]
+fn the_variables_of_an_unpacked_environment_have_absolute_paths() {
+    let mut fixture = Fixture::new();
+    let python3 = fixture.file("python3", 0o755);
+    let archive = fixture.root().join("env.tar");
+    let mut builder = tar::Builder::new(fs::File::create(&archive).unwrap());
+    builder.append_path_with_name(python3, "bin/python3").unwrap();
+    builder.finish().unwrap();
+    let up = "../".repeat(std::env::current_dir().unwrap().components().count() - 1);
+    fixture.program.environments = Path::new(&up).join(fixture.root().strip_prefix("/").unwrap()).join("environments");
+    let launch = fixture.choose("python", archive.to_str()).unwrap();
+    assert!(launch.executable.is_absolute());
+    for name in ["PATH", LIBRARY_PATH, "VIRTUAL_ENV"] {
+        let value = variable(&launch, name).unwrap();
+        assert!(value.starts_with('/'), "{name}: {value}");
+    }
+}
+
+#[test]
 fn interpreters_that_cannot_run_are_refused() {
     let mut fixture = Fixture::new();
     for (environment, expected) in [

@@ -1,8 +1,10 @@
-//! Unpacks tar archives of Python environments. No entry can leave the target directory.
+//! Unpacks tar archives of Python environments. No entry can leave the target directory, use much memory, or prevent that the next
+//! ones are unpacked.
 
-use std::fs::{DirBuilder, File};
+use std::cell::Cell;
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, BufRead, BufReader, Read};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Component, Path};
 
 use flate2::bufread::MultiGzDecoder;
@@ -11,6 +13,12 @@ use tar::{Archive, EntryType};
 /// The size limits of an environment; PyTorch with CUDA has about 8 GB.
 const MAX_BYTES: u64 = 64 << 30;
 const MAX_FILES: u64 = 4_000_000;
+
+/// The limit of the name, the link target and the attributes of one entry in bytes. They are read into memory.
+const MAX_ATTRIBUTES: u64 = 1 << 20;
+
+/// The permissions of the owner of a directory, without which nothing can be unpacked there or removed from there.
+const USABLE: u32 = 0o700;
 
 /// The size limits of an environment.
 pub(super) struct Limits {
@@ -25,7 +33,7 @@ impl Default for Limits {
 }
 
 /// Unpacks a tar file, compressed with gzip or not, into a new directory.
-pub(super) fn unpack(file: File, target: &Path, limits: &Limits) -> io::Result<()> {
+pub(super) fn unpack(file: &File, target: &Path, limits: &Limits) -> io::Result<()> {
     DirBuilder::new().mode(0o700).create(target)?;
     let mut reader = BufReader::with_capacity(1 << 18, file);
     if reader.fill_buf()?.starts_with(&[0x1f, 0x8b]) {
@@ -36,12 +44,15 @@ pub(super) fn unpack(file: File, target: &Path, limits: &Limits) -> io::Result<(
 }
 
 fn unpack_tar(reader: impl Read, target: &Path, limits: &Limits) -> io::Result<()> {
-    let mut archive = Archive::new(reader);
+    let end = Cell::new(MAX_ATTRIBUTES);
+    let mut archive = Archive::new(Bounded { reader, position: 0, end: &end });
     archive.set_preserve_mtime(true);
     let (mut bytes, mut files) = (0u64, 0u64);
     for entry in archive.entries()? {
         let mut entry = entry?;
-        let name = entry.path()?.into_owned();
+        // Until the entry after this one is known, only its attributes are read.
+        end.set(entry.raw_file_position().saturating_add(entry.size()).saturating_add(MAX_ATTRIBUTES));
+        let (name, kind) = (entry.path()?.into_owned(), entry.header().entry_type());
         let refuse = |why: &str| Err(io::Error::other(format!("'{}' {why}", name.display())));
         bytes = bytes.saturating_add(entry.size());
         files += 1;
@@ -51,7 +62,7 @@ fn unpack_tar(reader: impl Read, target: &Path, limits: &Limits) -> io::Result<(
         if files > limits.files {
             return refuse(&format!("exceeds the total limit of {} files", limits.files));
         }
-        match entry.header().entry_type() {
+        match kind {
             EntryType::Regular
             | EntryType::Continuous
             | EntryType::Directory
@@ -63,9 +74,36 @@ fn unpack_tar(reader: impl Read, target: &Path, limits: &Limits) -> io::Result<(
         if !name.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {
             return refuse("is outside the environment");
         }
-        if entry.header().entry_type() != EntryType::XGlobalHeader && !entry.unpack_in(target)? {
+        if kind != EntryType::XGlobalHeader && !entry.unpack_in(target)? {
             return refuse("is outside the environment");
+        }
+        if kind == EntryType::Directory {
+            make_usable(&target.join(&name))?;
         }
     }
     if files == 0 { Err(io::Error::other("the archive is empty")) } else { Ok(()) }
+}
+
+/// Gives the owner all permissions of a directory that was just unpacked, so it is not a link.
+fn make_usable(directory: &Path) -> io::Result<()> {
+    let mode = fs::symlink_metadata(directory)?.permissions().mode();
+    if mode & USABLE == USABLE { Ok(()) } else { fs::set_permissions(directory, Permissions::from_mode(mode | USABLE)) }
+}
+
+/// A reader that refuses to read beyond a position, which changes while it reads.
+struct Bounded<'a, R> {
+    reader: R,
+    position: u64,
+    end: &'a Cell<u64>,
+}
+
+impl<R: Read> Read for Bounded<'_, R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.reader.read(into)?;
+        self.position = self.position.saturating_add(read as u64);
+        if self.position <= self.end.get() {
+            return Ok(read);
+        }
+        Err(io::Error::other(format!("the name and the attributes of an entry have more than {MAX_ATTRIBUTES} bytes")))
+    }
 }

@@ -34,6 +34,12 @@ class TritonPythonModel:
     async def interrupt(self):
         raise KeyboardInterrupt
 
+    async def cancelled(self):
+        raise asyncio.CancelledError
+
+    async def stop(self):
+        asyncio.get_running_loop().stop()
+
     async def task(self):
         await asyncio.create_task(self.exit())
 

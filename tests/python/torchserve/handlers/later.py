@@ -2,6 +2,8 @@
 
 import asyncio
 
+RAISED = {"value": ValueError, "cancelled": asyncio.CancelledError, "interrupt": KeyboardInterrupt, "generator": GeneratorExit}
+
 
 class Later:
     def initialize(self, context):
@@ -10,7 +12,11 @@ class Later:
     async def handle(self, data, context):
         self.running += 1
         self.most = max(self.most, self.running)
-        identity = context.get_request_id(0)
-        await asyncio.sleep(float(data[0]["body"].decode()))
-        self.running -= 1
+        identity, body = context.get_request_id(0), data[0]["body"].decode()
+        try:
+            if body in RAISED:
+                raise RAISED[body]
+            await asyncio.sleep(float(body))
+        finally:
+            self.running -= 1
         return [{"most": self.most, "same": identity == context.get_request_id(0)}]

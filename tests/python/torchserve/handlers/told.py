@@ -57,8 +57,8 @@ class Told(BaseHandler):
         ]
 
     def value(self, data, told):
-        return [{"bytes": b"\x00\xff", "bytearray": bytearray(b"ab"), "text": "t\u00e4xt", "number": 7, "set": {1}}[row["body"]["kind"]]
-                for row in data]  # fmt: skip
+        return [{"bytes": b"\x00\xff", "bytearray": bytearray(b"ab"), "text": "t\u00e4xt", "number": 7, "set": {1},
+                 "surrogate": "\ud800"}[row["body"]["kind"]] for row in data]  # fmt: skip
 
     def answered(self, data, told):
         for at, row in enumerate(data):

@@ -17,12 +17,13 @@ def main(out):
     """Reads the description, completes it and writes the result; returns the exit status."""
     _native.end_with_the_server()
     try:
-        answer = {"config": complete(json.load(sys.stdin))}
+        # Here: a model can add values that JSON does not have, such as numbers of numpy.
+        answer = json.dumps({"config": complete(json.load(sys.stdin))})
     except BaseException as error:  # noqa: B902: whatever a model raises is the user's to read
         traceback.print_exc()
-        answer = {"error": shortened(error)}
+        answer = json.dumps({"error": shortened(error)})
     with open(out + ".part", "w", encoding="utf-8") as file:
-        json.dump(answer, file)
+        file.write(answer)
     os.replace(out + ".part", out)
     return 0
 
@@ -47,5 +48,8 @@ def shortened(error):
     own = os.path.dirname(os.path.abspath(__file__)) + os.sep
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith((own, "<frozen "))]
     places = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in reversed(frames))
-    text = f"{type(error).__name__}: {error}"
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:
+        text = f"{type(error).__name__}: <no message>"
     return f"{text}\n\nAt:\n{places}" if places else text

@@ -2,6 +2,7 @@
 the server."""
 
 import asyncio
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -40,11 +41,10 @@ class Loop:
     def _run(self):
         asyncio.set_event_loop(self._loop)
         while True:
-            try:
-                return self._loop.run_forever()
-            except (SystemExit, KeyboardInterrupt):
-                # asyncio has set it as the result of its task, and raises it here too. The other tasks go on.
-                pass
+            # A model that stops the loop stops neither its other tasks nor those of later requests.
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                # asyncio has set them as the result of their task, and raises them here too. The other tasks go on.
+                self._loop.run_forever()
 
 
 class Loaded:
@@ -90,8 +90,9 @@ class Loaded:
 
 
 def _fail_requests(future, requests):
-    if not future.cancelled() and future.exception() is not None:
-        _native.fail(requests, future.exception())
+    error = asyncio.CancelledError("the task of execute was cancelled") if future.cancelled() else future.exception()
+    if error is not None:
+        _native.fail(requests, error)
 
 
 def load(described):

@@ -393,8 +393,9 @@ class TritonPythonModel:
             return [answer(requests[0], found)]
         sizes = [next(tensor for tensor in given.values() if tensor is not None).shape()[0] for given in inputs]
         for name, value in found.items():
-            if len(value) != sum(sizes):
-                raise ValueError(f"output '{name}' has {len(value)} rows for a batch of {sum(sizes)}")
+            rows = 0 if getattr(value, "ndim", 1) == 0 else len(value)
+            if rows != sum(sizes):
+                raise ValueError(f"output '{name}' has {rows} rows for a batch of {sum(sizes)}")
         ends = np.cumsum(sizes)
         parts = [{name: value[end - size : end] for name, value in found.items()} for size, end in zip(sizes, ends)]
         return [answer(request, part) for request, part in zip(requests, parts)]

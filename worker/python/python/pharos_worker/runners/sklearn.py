@@ -90,12 +90,12 @@ class TritonPythonModel:
 
     def execute(self, requests):
         arrays, sizes = files.rows(requests, self.inputs[0])
-        together = self.readable(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))
         wanted = {name for request in requests for name in request.requested_output_names()}
         try:
+            together = self.readable(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))
             results = {name: self.result(name, together) for name in self.outputs if name in wanted}
         except ValueError as error:
-            # Invalid values, such as NaN or a wrong number of features.
+            # Invalid values, such as NaN, a wrong number of features, or a string that is not UTF-8.
             if len(requests) > 1:
                 return [self.execute([request])[0] for request in requests]
             failure = pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG)

@@ -10,10 +10,11 @@ import copy
 import logging
 import os
 import sys
+import uuid
 
 import triton_python_backend_utils as pb_utils
 
-from pharos_worker import torchserve
+from pharos_worker import _native, torchserve
 from pharos_worker.driver import Loop
 from pharos_worker.runners import files
 
@@ -40,6 +41,8 @@ class TritonPythonModel:
 
     def initialize(self, args):
         torchserve.activate()
+        from ts.service import refusal
+
         from pharos_worker.torchserve import exchange, settings
 
         global ENGINE
@@ -51,10 +54,11 @@ class TritonPythonModel:
         self.iterative = _iterative(config.get("sequence_batching"))
         _enter(self.settings.directory, self.settings.packages)
         self.service = self._load(int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None)
-        self.exchange, self.context = exchange, self.service.context
+        self.exchange, self.refusal, self.context = exchange, refusal, self.service.context
         self.inbox = exchange.Inbox(_only(config, "input"), self.context, self.settings.decode_input_request)
         self.loop = Loop() if self.service.is_async else None
-        self.running = {}
+        # The id and the headers of each request that is executed again, by the key of its sequence, and the ids in use.
+        self.running, self.ids = {}, set()
         ENGINE = f"handler '{self.settings.handler}' of TorchServe"
 
     def _load(self, gpu):
@@ -104,14 +108,28 @@ class TritonPythonModel:
         return None
 
     def _items(self, request):
-        headers = self.running.get(request.request_id())
-        if headers is not None:
-            return [self.inbox.continued(request, headers)]
+        known = self.running.get(_native.sequence_key(request))
+        if known is not None:
+            return [self.inbox.continued(request, *known)]
         items = self.inbox.items(request)
         if self.iterative and len(items) > 1:
             for item in items:
                 item.refused = self.exchange.Refused(400, "a request to a model with continuousBatching must have one element")
+        for item in items:
+            if self.decoupled and not item.refused:
+                self._distinguish(item)
         return items
+
+    def _distinguish(self, item):
+        """Gives a request another id if its client's is that of a running one: handlers find the state of a request by its id."""
+        if item.id in self.ids:
+            item.id = str(uuid.uuid4())
+        self.ids.add(item.id)
+
+    def _forget(self, item):
+        """Forgets a request that is not executed again."""
+        self.running.pop(_native.sequence_key(item.request), None)
+        self.ids.discard(item.id)
 
     def _run(self, items):
         """Runs the handler on the items of a batch until each item has its last part."""
@@ -122,10 +140,12 @@ class TritonPythonModel:
                 results = self.service.run(processors, [item.data for item in items], ids)
                 bodies = [self.exchange.encoded(result) for result in results]
                 goes_on = self._goes_on(items, results)
-            except self.exchange.Refused as refused:
+            except Exception as error:
+                # For example of a criterion. All requests of the batch fail, and none is executed again.
+                refused = self.refusal(error)
                 for item in items:
                     item.refused = refused
-                    self.running.pop(item.id, None)
+                    self._forget(item)
                 return
             for item, body in zip(items, bodies):
                 item.body = body
@@ -149,17 +169,18 @@ class TritonPythonModel:
         for item, again in zip(items, goes_on):
             stream = item.processor.get_response_headers().get("ts_stream_next")
             if not again:
-                self.running.pop(item.id, None)
+                self._forget(item)
                 if stream == "true":
                     item.processor.add_response_property("ts_stream_next", "false")
                 item.told = self.exchange.told(item.processor)
                 continue
             self._send_part(item, item.body)
-            if self.iterative and item.request.request_id():
-                self.running[item.id] = item.processor.get_request_properties()
+            if self.iterative:
+                self.running[_native.sequence_key(item.request)] = item.id, item.processor.get_request_properties()
                 if len(self.running) > MOST_RUNNING:
                     # The request of a disconnected client, which is never continued.
-                    del self.running[next(iter(self.running))]
+                    identity, _ = self.running.pop(next(iter(self.running)))
+                    self.ids.discard(identity)
                 item.request.set_release_flags(AGAIN)
                 item.body = None
             else:

@@ -16,10 +16,13 @@ import tarfile
 import tempfile
 import time
 import zipfile
+import zlib
 
 
 MANIFEST = os.path.join("MAR-INF", "MANIFEST.json")
 ENDINGS = (".mar", ".tar.gz", ".tgz", ".zip")
+UNPACKING = (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError, RuntimeError, ValueError, zlib.error)
+"""The exceptions for archives that cannot be unpacked: damaged, encrypted or compressed in an unknown way."""
 UNUSED_S = 3600
 """How long a directory may be unused before the next unpacking removes it."""
 MARKER = ".pharos-directory"
@@ -125,10 +128,19 @@ def _remove_if_unused(folder, key):
         named, held = os.stat(path), os.fstat(lock.fileno())
         if named.st_ino != held.st_ino or time.time() - held.st_mtime < UNUSED_S:
             return
-        shutil.rmtree(os.path.join(folder, key), ignore_errors=True)
+        _remove(os.path.join(folder, key))
         with contextlib.suppress(FileNotFoundError):
             os.remove(os.path.join(folder, f"{key}.making"))
         os.remove(path)
+
+
+def _remove(target):
+    """Removes an unpacked archive. Renames it first: if this process is killed, the rest must not look like a complete one."""
+    part = f"{target}.part"
+    shutil.rmtree(part, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(target, part)
+    shutil.rmtree(part, ignore_errors=True)
 
 
 def _unpack(archive, target):
@@ -144,7 +156,7 @@ def _unpack(archive, target):
         else:
             with tarfile.open(archive) as file:
                 _extract(file, part)
-    except (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError) as error:
+    except UNPACKING as error:
         shutil.rmtree(part, ignore_errors=True)
         raise Refused(f"cannot unpack '{archive}': {error}") from None
     os.rename(part, target)

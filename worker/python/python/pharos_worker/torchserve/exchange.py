@@ -64,7 +64,7 @@ class Inbox:
         refused alone, so that a client cannot make requests of others fail."""
         try:
             return self._items(request)
-        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
             item = Item(request, request.request_id(), {}, {})
             item.refused = Refused(400, f"the request's parameter '{PARAMETER}' is malformed: {error!r}")
             return [item]
@@ -73,8 +73,10 @@ class Inbox:
         tensor = pb_utils.get_input_tensor_by_name(request, self._tensor)
         told = json.loads(request.parameters()).get(PARAMETER)
         if told is None:
-            headers = {"body": {"content-type": ""}}
-            return [self._item(request, {"body": body}, dict(headers)) for body in _native.bodies(tensor)]
+            bodies, headers = _native.bodies(tensor), {"body": {"content-type": ""}}
+            if not bodies:
+                raise ValueError("it is missing, and the request has no element")
+            return [self._item(request, {"body": body}, dict(headers)) for body in bodies]
         told = json.loads(told)
         data, headers = self._parts(tensor, told.get("parts") or [])
         headers.update(told.get("headers") or {})
@@ -83,12 +85,12 @@ class Inbox:
                 headers[flag] = "True"
         return [self._item(request, data, headers)]
 
-    def continued(self, request, headers):
+    def continued(self, request, identity, headers):
         """Returns the item of a request that is executed again, without data, which the handler already has."""
-        return self._item(request, {}, headers)
+        return self._item(request, {}, headers, identity)
 
-    def _item(self, request, data, headers):
-        identity = request.request_id() or str(uuid.uuid4())
+    def _item(self, request, data, headers, identity=None):
+        identity = identity or request.request_id() or str(uuid.uuid4())
         sequence = request.correlation_id()
         if sequence:
             flags = request.flags()
@@ -115,7 +117,7 @@ class Inbox:
                 return json.loads(content.decode())
             if self._decode and kind.startswith("text"):
                 return content.decode()
-        except ValueError as error:
+        except (RecursionError, ValueError) as error:
             logger.warning("a part of a request is not valid %s (%s); passing its bytes to the handler", kind, error)
         return content
 
@@ -126,16 +128,14 @@ def encoded(value):
         return value
     if isinstance(value, bytearray):
         return bytes(value)
-    if isinstance(value, str):
-        return value.encode()
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         file = io.BytesIO()
         torch.save(value, file)
         return file.getvalue()
     try:
-        return json.dumps(value, indent=2).encode()
-    except (TypeError, ValueError) as error:
+        return (value if isinstance(value, str) else json.dumps(value, indent=2)).encode()
+    except (RecursionError, TypeError, ValueError) as error:
         logger.warning("unsupported result of the handler: %s", error)
         raise Refused(503, "Unsupported model output data type.") from None
 
@@ -148,7 +148,7 @@ def told(processor):
     if status in (None, 200) and not reason and not content_type and not headers:
         return None
     return json.dumps({
-        "status": 200 if status is None else status,
+        "status": 200 if status is None else int(status),
         "reason": reason or "",
         "content_type": content_type or "",
         "headers": {str(name): str(value) for name, value in headers.items()},

@@ -66,7 +66,9 @@ class Service:
         begun = time.perf_counter()
         try:
             results = self._entry_point(data, self._context)
-        except Exception as error:
+        except SystemExit:
+            raise
+        except BaseException as error:  # noqa: B902: also CancelledError and exceptions of the handler's own
             raise refusal(error) from error
         return self.checked(results, len(data), self._context, begun)
 
@@ -75,7 +77,9 @@ class Service:
         begun = time.perf_counter()
         try:
             results = await self._entry_point(data, context)
-        except Exception as error:
+        except SystemExit:
+            raise
+        except BaseException as error:  # noqa: B902: as in `run`
             raise refusal(error) from error
         return self.checked(results, len(data), context, begun)
 
