@@ -36,12 +36,12 @@ named_enum! {
     pub fn as_str;
 }
 
-/// Data of an accepted export that the collector rejected ("partial success").
+/// A collector's message about an export that it accepted at least in part ("partial success").
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejected {
-    /// The number of data points or spans.
+    /// The number of data points or spans that it rejected. With 0, the message is a warning.
     pub count: u64,
-    /// The collector's reason.
+    /// The collector's reason or warning.
     pub reason: String,
 }
 
@@ -62,8 +62,8 @@ impl Signal {
         }
     }
 
-    /// Returns the data that a collector rejected, from its response to an export. Returns `None` if it accepted all data,
-    /// or if the response cannot be decoded.
+    /// Returns the data that a collector rejected, or its warning, from its response to an export. Returns `None` if it
+    /// accepted all data without a message, or if the response cannot be decoded.
     pub fn rejected(self, answer: &[u8]) -> Option<Rejected> {
         let (count, reason) = match self {
             Self::Metrics => {
@@ -75,8 +75,8 @@ impl Signal {
                 (partial.rejected_spans, partial.error_message)
             }
         };
-        let count = u64::try_from(count).ok().filter(|count| *count > 0)?;
-        Some(Rejected { count, reason })
+        let count = u64::try_from(count).unwrap_or(0);
+        (count > 0 || !reason.is_empty()).then_some(Rejected { count, reason })
     }
 }
 
@@ -180,16 +180,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rejected_data_is_counted() {
-        let error_message = "full".to_owned();
-        let partial = Some(ExportTracePartialSuccess { rejected_spans: 3, error_message: error_message.clone() });
-        let traces = ExportTraceServiceResponse { partial_success: partial }.encode_to_vec();
-        let partial = Some(ExportMetricsPartialSuccess { rejected_data_points: 3, error_message });
-        let metrics = ExportMetricsServiceResponse { partial_success: partial }.encode_to_vec();
-        let expected = Some(Rejected { count: 3, reason: "full".to_owned() });
-        for (signal, answer) in [(Signal::Traces, traces), (Signal::Metrics, metrics)] {
-            assert_eq!(signal.rejected(&answer), expected);
-            assert_eq!((signal.rejected(b""), signal.rejected(b"{}")), (None, None));
+    fn rejected_data_and_warnings_are_read() {
+        for (given, reason, expected) in
+            [(3, "full", Some(3)), (3, "", Some(3)), (0, "old schema", Some(0)), (-1, "odd", Some(0)), (0, "", None)]
+        {
+            let error_message = reason.to_owned();
+            let partial =
+                Some(ExportTracePartialSuccess { rejected_spans: given, error_message: error_message.clone() });
+            let traces = ExportTraceServiceResponse { partial_success: partial }.encode_to_vec();
+            let partial = Some(ExportMetricsPartialSuccess { rejected_data_points: given, error_message });
+            let metrics = ExportMetricsServiceResponse { partial_success: partial }.encode_to_vec();
+            let expected = expected.map(|count| Rejected { count, reason: reason.to_owned() });
+            for (signal, answer) in [(Signal::Traces, traces), (Signal::Metrics, metrics)] {
+                assert_eq!(signal.rejected(&answer), expected);
+                assert_eq!((signal.rejected(b""), signal.rejected(b"{}")), (None, None));
+            }
         }
     }
 

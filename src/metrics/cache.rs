@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use super::alias::{AliasCounts, ByAlias, Naming};
 use super::builtin::Builtin;
-use super::catalog::{Catalog, Difference, Kind, MetricSpec, Mode, Views};
+use super::catalog::{Catalog, Difference, Kind, MAX_UNIT, MetricSpec, Mode, Views};
 use super::channel::Definition;
 use super::family::{Family, Registry};
 use super::journal::Journal;
@@ -419,6 +419,9 @@ impl Cache {
         let Definition { name, kind, unit, labels } = definition;
         if self.registry().catalog().is_disabled(name) {
             return Err(SampleError::Disabled(name.clone()));
+        }
+        if unit.len() > MAX_UNIT {
+            return Err(SampleError::UnitTooLong { metric: name.clone(), length: unit.len() });
         }
         if !self.settings.auto_detect {
             return Err(SampleError::Undeclared(Box::new(definition.clone())));

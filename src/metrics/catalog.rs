@@ -28,6 +28,7 @@ use names::Names;
 pub use super::kind::Kind;
 pub use also_as::OtherName;
 pub use difference::Difference;
+pub(super) use fields::MAX_UNIT;
 pub(super) use names::{check_reserved, is_label_name, is_metric_name};
 pub use native::NativeSpec;
 pub use overrides::{Overrides, Setting};

@@ -34,8 +34,8 @@ pub(super) struct Buckets {
     unit: TimeUnit,
     /// Upper bounds in the metric's unit.
     bounds: Vec<f64>,
-    /// Upper bounds in nanoseconds.
-    bounds_ns: Vec<u64>,
+    /// Upper bounds in nanoseconds, ascending; `None` for those that no duration reaches.
+    bounds_ns: Vec<Option<u64>>,
     /// One more than bounds, for the observations above the last bound.
     counts: Vec<Count>,
     /// The sum of the observations in nanoseconds. A view reads it before the counts, so it may lack the latest observations.
@@ -61,7 +61,8 @@ impl Buckets {
     }
 
     fn at(&self, ns: u64) -> usize {
-        self.bounds_ns.partition_point(|&bound| bound < ns)
+        // `None` is less than any duration.
+        self.bounds_ns.partition_point(|&bound| bound < Some(ns))
     }
 
     pub(super) fn observe(&self, ns: u64) {
@@ -233,4 +234,25 @@ pub(super) fn definition(registry: &Registry, value: ModelValue) -> Option<(Arc<
 /// Returns the buckets of a histogram: the model's own if it has some, else those of the definition.
 pub(super) fn own_or_defined<'a>(own: &'a [(String, Vec<f64>)], spec: &'a MetricSpec) -> &'a [f64] {
     own.iter().find(|(name, _)| *name == spec.name).map_or(&spec.buckets, |(_, bounds)| bounds)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::metrics::catalog::Catalog;
+
+    #[test]
+    fn no_duration_is_below_a_negative_bound() {
+        let name = Builtin::showing(ModelValue::Durations(Stage::Request)).unwrap().name();
+        let text = format!(
+            "ts_metrics:\n  histogram:\n    - {{name: {name}, unit: Seconds, dimensions: [model, version], buckets: [-2, \
+             -1, 0, 0.5]}}\n"
+        );
+        let catalog = Catalog::parse(&text, "m.yaml").unwrap();
+        let buckets = Buckets::new(&[], catalog.find(name).unwrap().1, TimeUnit::Seconds);
+        [0, 1, 500_000_000, 500_000_001].into_iter().for_each(|ns| buckets.observe(ns));
+        let counts: Vec<u64> = buckets.read(Details::default()).buckets.iter().map(|(_, count)| *count).collect();
+        assert_eq!(counts, [0, 0, 1, 2, 1]);
+    }
 }

@@ -91,7 +91,7 @@ pub struct Statsd {
 }
 
 impl Statsd {
-    /// Reads a datagram. Counts refused lines by source and passes each to `refused`.
+    /// Reads a datagram. Counts refused lines by source and passes each to `refused`. Each value of a line counts like a line.
     pub fn datagram<'a>(&mut self, cache: &Cache, datagram: &'a [u8], mut refused: impl FnMut(&'a [u8], Refusal)) {
         if datagram.len() > statsd::MAX_DATAGRAM {
             count(cache, Builtin::LinesMalformed, Source::Statsd, 1);
@@ -99,13 +99,13 @@ impl Statsd {
         }
         let (mut samples, mut lines) = (0, 0);
         statsd::parse(datagram, |text, outcome| {
-            let outcome = outcome.map_err(Refusal::from).and_then(|line| self.line(cache, line));
+            let mut refused = |refusal, values| {
+                lines += values;
+                refused(text, refusal);
+            };
             match outcome {
-                Ok(taken) => samples += taken,
-                Err(refusal) => {
-                    lines += 1;
-                    refused(text, refusal);
-                }
+                Ok(line) => samples += self.line(cache, line, &mut refused),
+                Err(fault) => refused(fault.into(), 1),
             }
         });
         count(cache, Builtin::Samples, Source::Statsd, samples);
@@ -128,25 +128,46 @@ impl Statsd {
         }
     }
 
-    /// Records a line. Returns the number of its samples.
-    fn line(&mut self, cache: &Cache, line: statsd::Line) -> Result<u64, Refusal> {
-        let Some(first) = line.updates.first() else { return Ok(0) };
-        let series = find(cache, &line.name, &line.labels, *first)?;
+    /// Records the values of a line that are accepted. Returns their number, and passes each reason to `refused` with the
+    /// number of values that it refuses.
+    fn line(&mut self, cache: &Cache, line: statsd::Line, refused: &mut impl FnMut(Refusal, u64)) -> u64 {
+        let mut valid = Vec::with_capacity(line.updates.len());
         for update in &line.updates {
             match *update {
-                Update::Increment(value) | Update::Set(value) => series.add_or_update(value)?,
-                Update::Change(delta) => series.add_or_update(series.value() + delta)?,
-                Update::Observe { value, times, milliseconds } => {
-                    let value = if milliseconds { timed(series.spec(), value) } else { value };
-                    series.observe(value, times)?;
-                }
-                Update::Member(member) => {
-                    self.sets.insert((line.name, line.labels), member)?;
-                    return Ok(1);
-                }
+                Ok(update) => valid.push(update),
+                Err(fault) => refused(fault.into(), 1),
             }
         }
-        Ok(line.updates.len() as u64)
+        let Some(first) = valid.first() else { return 0 };
+        let series = match find(cache, &line.name, &line.labels, *first) {
+            Ok(series) => series,
+            Err(error) => {
+                refused(error.into(), valid.len() as u64);
+                return 0;
+            }
+        };
+        let mut accepted = 0;
+        for update in valid {
+            match self.update(&line, &series, update) {
+                Ok(()) => accepted += 1,
+                Err(refusal) => refused(refusal, 1),
+            }
+        }
+        accepted
+    }
+
+    /// Records one value of a line.
+    fn update(&mut self, line: &statsd::Line, series: &Series, update: Update) -> Result<(), Refusal> {
+        match update {
+            Update::Increment(value) | Update::Set(value) => series.add_or_update(value)?,
+            Update::Change(delta) => series.add_or_update(series.value() + delta)?,
+            Update::Observe { value, times, milliseconds } => {
+                let value = if milliseconds { timed(series.spec(), value) } else { value };
+                series.observe(value, times)?;
+            }
+            Update::Member(member) => self.sets.insert((line.name.clone(), line.labels.clone()), member)?,
+        }
+        Ok(())
     }
 }
 
@@ -361,6 +382,38 @@ model_metrics:
         );
     }
 
+    /// A line with several values is equal to as many lines with one value each.
+    #[test]
+    fn each_value_of_a_line_counts_alone() {
+        let (cache, mut statsd) = (cache(false), Statsd::default());
+        let counted = |builtin: Builtin| cache.counter(builtin.name(), &["statsd"]).unwrap().value();
+        let mut samples = 0.0;
+        let mut malformed = 0.0;
+        for (line, accepted, expected) in [
+            ("Orders:1:-1:5|c|#shop:a", 2.0, &["invalid increment -1"][..]),
+            ("Orders:x:1:nan:-2:2|m|#shop:a", 2.0, &["not a number", "not a finite number", "invalid increment -2"]),
+            ("Orders:1|c:-1|c:z|c:1|c", 2.0, &["invalid increment -1", "not a number"]),
+            ("Level:3:x:+2|g|#tank:x", 2.0, &["not a number"]),
+            ("Size:0.5:x:5|ms", 2.0, &["not a number"]),
+            ("Spread:::7|d", 1.0, &["not a number", "not a number"]),
+            ("Spread:x|h", 0.0, &["not a number"]),
+        ] {
+            let refusals = send(&cache, &mut statsd, line);
+            assert_eq!(refusals.len(), expected.len(), "{line}: {refusals:?}");
+            assert!(refusals.iter().zip(expected).all(|(text, part)| text.contains(part)), "{line}: {refusals:?}");
+            samples += accepted;
+            malformed += expected.len() as f64;
+            assert_eq!((counted(Builtin::Samples), counted(Builtin::LinesMalformed)), (samples, malformed), "{line}");
+        }
+        assert_eq!((value(&cache, "Orders", &["a", "here"]), value(&cache, "Orders", &["", "here"])), (9.0, 2.0));
+        assert_eq!((value(&cache, "Level", &["x"]), value(&cache, "Spread", &[])), (5.0, 1.0));
+        assert!(shown(&cache, "Size").contains(&"Size_sum 5.5".to_owned()));
+        // One reason for all of a line.
+        let refusals = send(&cache, &mut statsd, "Level:1:2:3|c|#tank:x");
+        assert_eq!(refusals, ["metric `Level` is a gauge, not a counter"]);
+        assert_eq!((counted(Builtin::Samples), counted(Builtin::LinesMalformed)), (samples, malformed + 3.0));
+    }
+
     #[test]
     fn undeclared_metrics_are_detected() {
         let (cache, mut statsd) = (cache(true), Statsd::default());
@@ -392,6 +445,21 @@ model_metrics:
             assert!(!send(&cache, &mut statsd, bad).is_empty(), "{bad}");
         }
         assert!(print(&cache, &model, "x.ms:1|#a:1,a:2").is_err());
+    }
+
+    /// As for a unit in the file. The unit of a sample of a defined metric does not matter.
+    #[test]
+    fn the_unit_of_an_undeclared_metric_is_limited() {
+        for auto_detect in [true, false] {
+            let cache = cache(auto_detect);
+            let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+            let long = "u".repeat(65);
+            let refusal = print(&cache, &model, &format!("New.{long}:1|#")).unwrap_err().to_string();
+            assert_eq!(refusal, "the unit of metric `New` has 65 bytes; the limit is 64");
+            assert!(cache.find("New").is_none());
+            print(&cache, &model, &format!("Orders.{long}:1|#shop:a")).unwrap();
+            assert_eq!(print(&cache, &model, &format!("New.{}:1|#", "u".repeat(64))).is_ok(), auto_detect);
+        }
     }
 
     #[test]

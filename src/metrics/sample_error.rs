@@ -1,6 +1,6 @@
 //! The errors of samples.
 
-use super::catalog::Kind;
+use super::catalog::{Kind, MAX_UNIT};
 use super::channel::Definition;
 
 /// The longest label value, in bytes. Limits the frontend's memory, since workers choose the values.
@@ -58,6 +58,14 @@ pub enum SampleError {
         /// The metric's name.
         metric: String,
         /// The value's length in bytes.
+        length: usize,
+    },
+    /// The unit of a metric that no file defines has more bytes than a unit in a file may have.
+    #[error("the unit of metric `{metric}` has {length} bytes; the limit is {MAX_UNIT}")]
+    UnitTooLong {
+        /// The metric's name.
+        metric: String,
+        /// The unit's length in bytes.
         length: usize,
     },
     /// The limit of detected metrics is reached.

@@ -14,6 +14,8 @@
 //! | `ms`, `h`, `d` | observations, as many as 1 / rate (rounded) |
 //! | `s` | a member of a set; see [`Sets`] |
 //!
+//! A line with several values is equal to as many lines with one value each: a value that is not valid affects no other.
+//!
 //! `statsd-parser` (0.3) parses a single line in its simplest form. This module handles beforehand what the parser gets
 //! wrong: it takes names that begin with `_sc` for service checks and panics on some of them, drops tags after an
 //! unknown field and a rate after tags, ends the tags at the first empty one, does not distinguish `+1` from `1`,
@@ -47,8 +49,8 @@ pub struct Line {
     pub name: String,
     /// Its labels by name, valid for Prometheus, sorted. The last of equal tags wins.
     pub labels: Vec<(String, String)>,
-    /// The updates in order, at least one. All are for metrics of the same type.
-    pub updates: Vec<Update>,
+    /// The updates in order, at least one, and the faults of values without one. All are for metrics of the same type.
+    pub updates: Vec<Result<Update, Malformed>>,
 }
 
 /// An update of a metric.
@@ -82,14 +84,17 @@ pub fn parse<'a>(datagram: &'a [u8], mut each: impl FnMut(&'a [u8], Result<Line,
             continue;
         }
         let text = str::from_utf8(line).map_err(|_| Malformed("the line is not UTF-8"));
-        if let Err(fault) = text.and_then(|text| parse_line(text, &mut |found| each(line, Ok(found)))) {
+        if let Err(fault) = text.and_then(|text| parse_line(text, &mut |outcome| each(line, outcome))) {
             each(line, Err(fault));
         }
     }
 }
 
-/// Parses a line. The pieces of a chain before an error count.
-fn parse_line(line: &str, each: &mut impl FnMut(Line)) -> Result<(), Malformed> {
+/// Parses a line. Passes each piece of a chain, or the only one, to `each`.
+///
+/// # Errors
+/// The line has no pieces.
+fn parse_line(line: &str, each: &mut impl FnMut(Result<Line, Malformed>)) -> Result<(), Malformed> {
     if line.starts_with("_e{") || line.starts_with("_sc|") {
         return Err(Malformed("events and service checks are not supported"));
     }
@@ -104,11 +109,11 @@ fn parse_line(line: &str, each: &mut impl FnMut(Line)) -> Result<(), Malformed> 
     let name = prometheus_name(name);
     if !rest.contains("|#") && is_chain(rest) {
         for piece in rest.split(':') {
-            each(Fields::of(piece)?.line(&name)?);
+            each(Fields::of(piece).and_then(|fields| fields.line(&name)));
         }
         return Ok(());
     }
-    each(Fields::of(rest)?.line(&name)?);
+    each(Fields::of(rest).and_then(|fields| fields.line(&name)));
     Ok(())
 }
 
@@ -140,7 +145,6 @@ struct Fields<'a> {
 /// The parser's result for a line.
 struct Parsed {
     labels: Vec<(String, String)>,
-    number: f64,
     rate: f64,
 }
 
@@ -173,24 +177,20 @@ impl<'a> Fields<'a> {
     }
 
     fn line(&self, name: &str) -> Result<Line, Malformed> {
+        let Parsed { labels, rate } = self.read(name)?;
+        let name = name.to_owned();
         if self.kind == Type::Set {
             let mut hasher = DefaultHasher::new();
             self.values.hash(&mut hasher);
-            let labels = self.read(name, "1")?.labels;
-            return Ok(Line { name: name.to_owned(), labels, updates: vec![Update::Member(hasher.finish())] });
+            return Ok(Line { name, labels, updates: vec![Ok(Update::Member(hasher.finish()))] });
         }
-        let mut values = self.values.split(':');
-        let first = values.next().unwrap_or("");
-        let Parsed { labels, number, rate } = self.read(name, first)?;
-        let mut updates = vec![self.update(first, number, rate)?];
-        for value in values {
-            let number = value.parse().map_err(|_| Malformed("the value is not a number"))?;
-            updates.push(self.update(value, number, rate)?);
-        }
-        Ok(Line { name: name.to_owned(), labels, updates })
+        let times = if matches!(self.kind, Type::Timer | Type::Distribution) { times(rate)? } else { 1 };
+        let updates = self.values.split(':').map(|value| self.update(value, rate, times)).collect();
+        Ok(Line { name, labels, updates })
     }
 
-    fn update(&self, value: &str, number: f64, rate: f64) -> Result<Update, Malformed> {
+    fn update(&self, value: &str, rate: f64, times: u32) -> Result<Update, Malformed> {
+        let number: f64 = value.parse().map_err(|_| Malformed("the value is not a number"))?;
         if !number.is_finite() {
             return Err(Malformed("the value is not a finite number"));
         }
@@ -198,19 +198,17 @@ impl<'a> Fields<'a> {
             Type::Counter => Update::Increment(number / rate),
             Type::Gauge if value.starts_with(['+', '-']) => Update::Change(number),
             Type::Gauge => Update::Set(number),
-            _ => Update::Observe { value: number, times: times(rate)?, milliseconds: self.kind == Type::Timer },
+            _ => Update::Observe { value: number, times, milliseconds: self.kind == Type::Timer },
         })
     }
 
-    /// Parses one value, the rate and the tags with the parser.
-    fn read(&self, name: &str, value: &str) -> Result<Parsed, Malformed> {
-        let mut line = String::with_capacity(name.len() + value.len() + self.tags.len() + 24);
+    /// Parses the rate and the tags with the parser.
+    fn read(&self, name: &str) -> Result<Parsed, Malformed> {
+        let mut line = String::with_capacity(name.len() + self.tags.len() + 24);
         // With a name like `_sc`, the parser would take the line for a service check.
         line.push_str(if name.starts_with("_sc") { "_" } else { name });
-        line.push(':');
-        line.push_str(value);
         // `h` is the only type that has a value, a rate and tags and that the parser treats as plain numbers.
-        line.push_str("|h");
+        line.push_str(":1|h");
         if let Some(rate) = self.rate {
             line.push_str("|@");
             line.push_str(rate);
@@ -219,10 +217,7 @@ impl<'a> Fields<'a> {
             line.push_str(if at == 0 { "|#" } else { "," });
             line.push_str(tag);
         }
-        let message = statsd_parser::parse(line).map_err(|error| match error {
-            statsd_parser::ParseError::SampleRateNotFloat => Malformed("the rate is not a number"),
-            _ => Malformed("the value is not a number"),
-        })?;
+        let message = statsd_parser::parse(line).map_err(|_| Malformed("the rate is not a number"))?;
         let Metric::Histogram(number) = message.metric else {
             return Err(Malformed("unknown type; allowed are c, g, ms, h, d, m and s"));
         };
@@ -230,7 +225,7 @@ impl<'a> Fields<'a> {
         if !(rate > 0.0 && rate <= 1.0) {
             return Err(Malformed("the rate is not a number above 0 and at most 1"));
         }
-        Ok(Parsed { labels: labels(message.tags), number: number.value, rate })
+        Ok(Parsed { labels: labels(message.tags), rate })
     }
 }
 

@@ -71,10 +71,10 @@ impl TimeUnit {
         ns as f64 / ns_per_unit
     }
 
-    /// Converts an upper bound in this unit to the largest whole number of nanoseconds that it includes; 0 for a
-    /// negative one.
-    pub(super) fn bound_ns(self, bound: f64) -> u64 {
-        shifted(bound, self.digits_to(Self::Nanoseconds)).max(0.0) as u64
+    /// Converts an upper bound in this unit to the largest whole number of nanoseconds that it includes; `None` for a
+    /// negative one, which includes no duration.
+    pub(super) fn bound_ns(self, bound: f64) -> Option<u64> {
+        (bound >= 0.0).then(|| shifted(bound, self.digits_to(Self::Nanoseconds)) as u64)
     }
 }
 
@@ -132,10 +132,11 @@ mod tests {
             (TimeUnit::Microseconds, 200.5, 200_500),
             (TimeUnit::Microseconds, 0.0015, 1),
             (TimeUnit::Nanoseconds, 7.0, 7),
-            (TimeUnit::Seconds, -1.0, 0),
+            (TimeUnit::Seconds, -0.0, 0),
         ] {
-            assert_eq!(unit.bound_ns(bound), ns, "{bound} {unit:?}");
+            assert_eq!(unit.bound_ns(bound), Some(ns), "{bound} {unit:?}");
         }
+        assert_eq!([-1.0, -1e-12].map(|bound| TimeUnit::Seconds.bound_ns(bound)), [None, None]);
     }
 
     #[test]
@@ -159,7 +160,7 @@ mod tests {
         fn durations_convert_exactly(ns in 0..1_000_000_000_000_000_u64) {
             for unit in [TimeUnit::Nanoseconds, TimeUnit::Microseconds, TimeUnit::Milliseconds, TimeUnit::Seconds] {
                 let value = unit.of_ns(ns);
-                prop_assert_eq!(unit.bound_ns(value), ns);
+                prop_assert_eq!(unit.bound_ns(value), Some(ns));
                 for other in [TimeUnit::Microseconds, TimeUnit::Seconds] {
                     prop_assert_eq!(shifted(value, unit.digits_to(other)), other.of_ns(ns));
                 }

@@ -34,7 +34,7 @@ pub use to_worker::{
 };
 
 /// The version of the encoding, incremented with every change. A worker of another version refuses to load.
-pub const VERSION: u32 = 17;
+pub const VERSION: u32 = 18;
 
 /// The maximum length of a payload, in bytes. Frames carry no tensor data, so this bounds configurations and lists of requests.
 pub const MAX_FRAME: usize = 64 << 20;

@@ -170,6 +170,7 @@ fn frames_round_trip() {
     let manage = |verb| ToFrontend::Manage(Manage { call: 8, model: "m".into(), verb });
     let verbs = [Verb::Load(vec![("config".into(), vec![b'{', b'}'])]), Verb::Unload(true), Verb::IsReady("3".into())];
     let more = [ToFrontend::Taken(5, 2), ToFrontend::CancelCall(5), ToFrontend::Returned(vec![FIRST_CALL_LOAN])];
+    let more = more.into_iter().chain([ToFrontend::RegionsLost(vec![9, 3])]);
     let frames = [loaded, ToFrontend::LoadFailed("why".into()), done(), response(), call(), ToFrontend::Ready(true)];
     for frame in frames.into_iter().chain(more).chain(verbs.map(manage)) {
         let mut bytes = Vec::new();

@@ -28,6 +28,8 @@ pub enum ToFrontend {
     CancelCall(u64),
     /// Batches or loans whose inputs the worker kept ([`Done::held`], [`Answer::loan`](super::Answer::loan)) and has released.
     Returned(Vec<u64>),
+    /// Regions whose descriptors the worker could not receive: they must be announced again before they can be used.
+    RegionsLost(Vec<u64>),
     /// The answer of the model to [`ToWorker::CheckReadiness`](super::ToWorker::CheckReadiness).
     Ready(bool),
 }
@@ -157,6 +159,10 @@ impl ToFrontend {
                 out.push(10);
                 ready.put(out);
             }
+            Self::RegionsLost(regions) => {
+                out.push(11);
+                regions.put(out);
+            }
         });
     }
 }
@@ -181,6 +187,7 @@ pub fn decode_to_frontend(payload: &[u8]) -> Result<ToFrontend> {
             8 => ToFrontend::CancelCall(Wire::get(input)?),
             9 => ToFrontend::Returned(Wire::get(input)?),
             10 => ToFrontend::Ready(Wire::get(input)?),
+            11 => ToFrontend::RegionsLost(Wire::get(input)?),
             kind => return Err(DecodeError::new("frame kind", kind.into())),
         })
     })

@@ -146,7 +146,7 @@ pub(crate) fn statsd(data: &[u8]) {
         let Ok(line) = outcome else { return };
         assert_eq!(prometheus_name(&line.name), line.name);
         assert!(!line.updates.is_empty() && line.labels.windows(2).all(|pair| pair[0].0 < pair[1].0));
-        for update in line.updates {
+        for update in line.updates.into_iter().flatten() {
             match update {
                 Update::Set(value) | Update::Change(value) => assert!(value.is_finite()),
                 Update::Observe { value, times, .. } => assert!(value.is_finite() && (1..=1000).contains(&times)),

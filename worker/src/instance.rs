@@ -183,7 +183,8 @@ impl Instance {
         let start = clock::now();
         let bytes = states.as_ref().map(States::bytes);
         let uses_regions = client_memory::uses_regions(execute);
-        let unusable = if uses_regions { client_memory::open(&mut regions.table_mut(), execute) } else { Vec::new() };
+        let open = || client_memory::open(&mut regions.table_mut(), execute, &session.arenas);
+        let unusable = if uses_regions { open() } else { Vec::new() };
         let table = uses_regions.then(|| regions.table());
         let loan = BatchLoan::new(&session.arenas, &*regions, execute);
         let mut outputs = Outputs::new(session, config, execute, start);

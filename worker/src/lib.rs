@@ -208,7 +208,7 @@ fn answer(
             }
             ToWorker::Metrics(text) => instance.redefine_metrics(&text)?,
             ToWorker::SequenceEnded(keys) => instance.sequences_ended(&keys),
-            ToWorker::Unmap(ids) => regions.table_mut().unmap(&ids),
+            ToWorker::Unmap(ids) => regions.unmap(&ids, &runtime.session().arenas),
             ToWorker::Shutdown => break,
             ToWorker::Load(_) => return Err(std::io::Error::other("a second Load frame")),
             // Handled by the thread that read the frame.

@@ -21,8 +21,9 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::region::CUDA_HANDLE;
+use pharos::wire::ToFrontend;
 use pharos::wire::regions::{RegionDescription, RegionLocation};
-use pharos_backend::runtime::{Devices, RegionRange, Regions};
+use pharos_backend::runtime::{Arenas, Devices, RegionRange, Regions};
 use pharos_backend::{DeviceMemory, ReceivedOnDevice, run_error};
 
 use mapping::Mapping;
@@ -53,6 +54,13 @@ impl ClientRegions {
     /// Returns the regions.
     pub(crate) fn table(&self) -> RwLockReadGuard<'_, RegionTable> {
         self.table.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Unmaps removed regions, and lets the frontend announce others again whose descriptors were lost meanwhile.
+    pub(crate) fn unmap(&self, ids: &[u64], arenas: &Arenas) {
+        let mut table = self.table_mut();
+        table.unmap(ids);
+        table.take_lost().iter().for_each(|frame| arenas.send(frame));
     }
 
     /// Returns the regions for opening or removing some.
@@ -94,6 +102,8 @@ fn cannot_be_copied(device: u32, why: &Fault) -> InferError {
 pub(crate) struct RegionTable {
     socket: OwnedFd,
     known: HashMap<u64, Known>,
+    /// Regions whose descriptors could not be received, until the frontend is informed.
+    lost: Vec<u64>,
     cuda: Arc<Cuda>,
 }
 
@@ -115,7 +125,7 @@ enum Memory {
 impl RegionTable {
     /// Creates an empty table that receives regions over this socket. The driver is first called when memory on a device is used.
     pub(crate) fn new(socket: OwnedFd, cuda: Arc<Cuda>) -> Self {
-        Self { socket, known: HashMap::new(), cuda }
+        Self { socket, known: HashMap::new(), lost: Vec::new(), cuda }
     }
 
     /// Makes a region ready for use.
@@ -123,10 +133,8 @@ impl RegionTable {
     /// # Errors
     /// The region cannot be accessed, or is smaller than when it was registered.
     pub(crate) fn open(&mut self, id: u64) -> Result<(), InferError> {
-        if !self.known.contains_key(&id) {
-            self.receive().map_err(|error| lost(format!("cannot receive shared memory regions: {error}")))?;
-        }
-        let known = self.known.get_mut(&id).ok_or_else(|| lost(format!("there is no shared memory region {id}")))?;
+        self.receive(&[id]).map_err(|error| failed(format!("cannot receive shared memory regions: {error}")))?;
+        let known = self.known.get_mut(&id).ok_or_else(|| failed(format!("there is no shared memory region {id}")))?;
         known.check_size()?;
         if known
             .memory
@@ -144,10 +152,18 @@ impl RegionTable {
     /// Unmaps removed regions; memory on a device once no handle on it is left.
     pub(crate) fn unmap(&mut self, ids: &[u64]) {
         // Includes announced regions that have not been received yet.
-        let _ = self.receive();
+        let _ = self.receive(ids);
         for id in ids {
             self.known.remove(id);
         }
+    }
+
+    /// Returns the frame that lets the frontend announce regions again, if some were received without their descriptors. It must
+    /// be sent before the errors of the requests that use them.
+    pub(crate) fn take_lost(&mut self) -> Option<ToFrontend> {
+        let mut lost = std::mem::take(&mut self.lost);
+        lost.retain(|id| self.known.contains_key(id));
+        if lost.is_empty() { None } else { Some(ToFrontend::RegionsLost(lost)) }
     }
 
     /// Like [`Regions::on_device`], but keeps the memory open for any time.
@@ -166,10 +182,22 @@ impl RegionTable {
         }
     }
 
-    fn receive(&mut self) -> io::Result<()> {
-        while let Some(regions) = packet::receive(&self.socket)? {
-            self.known
-                .extend(regions.into_iter().map(|(region, file)| (region.id, Known { region, file, memory: None })));
+    /// Receives packets until all these regions are complete or no packet is left. The others wait: during a shortage of
+    /// descriptors, receiving them early would lose theirs.
+    fn receive(&mut self, ids: &[u64]) -> io::Result<()> {
+        let is_incomplete = |known: Option<&Known>| known.is_none_or(Known::lacks_descriptor);
+        while ids.iter().any(|id| is_incomplete(self.known.get(id))) {
+            let Some(regions) = packet::receive(&self.socket)? else { return Ok(()) };
+            for (region, file) in regions {
+                let known = Known { region, file, memory: None };
+                if known.lacks_descriptor() {
+                    self.lost.push(known.region.id);
+                }
+                // A region that is announced again may be in use.
+                if is_incomplete(self.known.get(&known.region.id)) {
+                    self.known.insert(known.region.id, known);
+                }
+            }
         }
         Ok(())
     }
@@ -229,6 +257,11 @@ impl Regions for RegionTable {
 }
 
 impl Known {
+    /// Whether the process could not receive the descriptor of the object.
+    fn lacks_descriptor(&self) -> bool {
+        self.file.is_none() && matches!(self.region.location, RegionLocation::System { .. })
+    }
+
     /// Checks that the object is at least as large as when it was registered.
     fn check_size(&self) -> Result<(), InferError> {
         let (Some(file), RegionLocation::System { offset }) = (&self.file, &self.region.location) else {
@@ -252,7 +285,11 @@ impl Known {
                 let mapping = Mapping::new(file, *offset, self.region.byte_size);
                 mapping.map(Memory::System).map_err(|error| self.failed(&format!("it cannot be mapped: {error}")))
             }
-            (RegionLocation::System { .. }, None) => Err(self.failed("the worker has no descriptor for it")),
+            (RegionLocation::System { .. }, None) => {
+                let why = "the worker could not receive its file descriptor, possibly because too many files are open; a \
+                           later request tries again";
+                Err(InferError { code: ErrorCode::Unavailable, ..self.failed(why) })
+            }
             (RegionLocation::Cuda { device, handle }, _) => self.open_on_device(cuda, (*device, handle)),
         }
     }
@@ -276,15 +313,15 @@ impl Known {
     }
 
     fn failed(&self, why: &str) -> InferError {
-        lost(format!("shared memory region '{}' cannot be used: {why}", self.region.name))
+        failed(format!("shared memory region '{}' cannot be used: {why}", self.region.name))
     }
 }
 
 /// Returns an error that is not, or not certainly, the client's fault.
-fn lost(text: String) -> InferError {
+fn failed(text: String) -> InferError {
     InferError::new(ErrorCode::Internal, Reason::SharedMemory, text)
 }
 
 fn outside(id: u64) -> InferError {
-    lost(format!("a range is not in shared memory region {id}"))
+    failed(format!("a range is not in shared memory region {id}"))
 }

@@ -202,8 +202,10 @@ impl Stores {
             let local = store.local(name).map_err(|error| unreadable(&store.name(), &error).to_string())?;
             return local.ok_or_else(|| format!("model '{name}' is not in '{}'", store.name()));
         }
-        let (known, others): (Vec<_>, Vec<_>) =
-            self.stores().filter(|_| !self.namespaces).partition(|store| store.has(model));
+        if self.namespaces {
+            return Err(self.why_unresolved(model));
+        }
+        let (known, others): (Vec<_>, Vec<_>) = self.stores().partition(|store| store.has(model));
         let several = |stores: &[&dyn Store]| {
             let names: Vec<String> = stores.iter().map(|store| format!("'{}'", store.name())).collect();
             Err(format!("{DUPLICATE}: {}", names.join(", ")))
@@ -225,8 +227,12 @@ impl Stores {
                 return Ok(found);
             }
         }
+        Err(self.not_found(model))
+    }
+
+    fn not_found(&self, model: &str) -> String {
         let names: Vec<String> = self.all.iter().map(|store| format!("'{}'", store.name())).collect();
-        Err(format!("model '{model}' is not in {}", names.join(", ")))
+        format!("model '{model}' is not in {}", names.join(", "))
     }
 }
 

@@ -195,6 +195,7 @@ impl Session {
             ToFrontend::Taken(call, taken) => self.calls.taken(call, taken),
             ToFrontend::CancelCall(call) => self.calls.abandon(call),
             ToFrontend::Returned(loans) => self.link.give_back(&loans),
+            ToFrontend::RegionsLost(regions) => self.link.announce_again(&regions),
             ToFrontend::Ready(ready) => self.link.ready_reported(ready),
             ToFrontend::Loaded(loaded) => {
                 self.link.loaded(&loaded);

@@ -4,6 +4,7 @@
 //! Logging never blocks: lines are queued, and threads write them (`outlet`). No other code may write to standard output or
 //! error.
 
+mod line_file;
 mod lines;
 mod outlet;
 mod sinks;
@@ -23,6 +24,7 @@ use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
+pub(crate) use line_file::ends_within_line;
 use lines::{Parts, formatted};
 use outlet::{Form, Outlet};
 use pharos_os::clock;

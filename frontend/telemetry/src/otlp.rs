@@ -3,9 +3,11 @@
 //!
 //! Source: the OpenTelemetry protocol, "OTLP/gRPC Response" and "OTLP/HTTP Response" (opentelemetry.io/docs/specs/otlp).
 
+use std::collections::HashSet;
 use std::collections::hash_map::RandomState;
 use std::fmt::Display;
 use std::hash::{BuildHasher, Hasher};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -30,6 +32,8 @@ const LONGEST_REQUESTED: Duration = Duration::from_secs(300);
 /// The results of exports in the labels of metrics.
 pub(crate) const ACCEPTED: &str = "accepted";
 pub(crate) const FAILED: &str = "failed";
+/// The number of different warnings of one collector that are logged.
+const MAX_WARNINGS: usize = 16;
 const PRODUCT: &str = concat!("pharos/", env!("CARGO_PKG_VERSION"));
 
 /// A collector.
@@ -89,8 +93,25 @@ impl Failure {
 /// Sends the exports of one signal to one collector.
 pub struct Sender {
     signal: Signal,
+    url: String,
     timeout: Duration,
     client: Client,
+    // Locked to look up one text.
+    warnings: Mutex<Warnings>,
+}
+
+/// The warnings of a collector that were logged.
+#[derive(Debug, Default)]
+struct Warnings(HashSet<String>);
+
+impl Warnings {
+    /// Returns what follows the text in the log; `None` if the same text or too many others were logged before.
+    fn admit(&mut self, text: &str) -> Option<&'static str> {
+        if self.0.len() == MAX_WARNINGS || !self.0.insert(text.to_owned()) {
+            return None;
+        }
+        Some(if self.0.len() == MAX_WARNINGS { "; its further warnings are not logged" } else { "" })
+    }
 }
 
 enum Client {
@@ -109,11 +130,12 @@ impl Sender {
             true => Client::Grpc(grpc::Client::new(endpoint, signal, headers)?),
             false => Client::Http(http_post::Client::new(endpoint, headers)?),
         };
-        Ok(Self { signal, timeout: endpoint.timeout, client })
+        let (url, timeout, warnings) = (endpoint.url.clone(), endpoint.timeout, Mutex::default());
+        Ok(Self { signal, url, timeout, client, warnings })
     }
 
     /// Sends a message once, for at most `limit`, if that is shorter than the endpoint's time limit. Returns the data that the
-    /// collector rejected, if any.
+    /// collector rejected, if any. Logs each warning of the collector once.
     ///
     /// # Errors
     /// The collector is unreachable, refuses the message, or does not answer in time.
@@ -127,7 +149,24 @@ impl Sender {
         let limit = self.timeout.min(limit);
         let in_time = tokio::time::timeout(limit, sent).await;
         let late = |_| Err(Failure::transient(format!("no response within {} ms", limit.as_millis())));
-        in_time.unwrap_or_else(late).map(|answer| self.signal.rejected(&answer))
+        let answer = in_time.unwrap_or_else(late)?;
+        Ok(self.signal.rejected(&answer).and_then(|Rejected { count, reason }| {
+            let reason = shortened(reason.as_bytes());
+            if count == 0 {
+                self.warn(&reason);
+                return None;
+            }
+            Some(Rejected { count, reason })
+        }))
+    }
+
+    /// Logs a warning about an export that the collector accepted in full, if the text is new.
+    fn warn(&self, text: &str) {
+        let admitted = self.warnings.lock().unwrap_or_else(PoisonError::into_inner).admit(text);
+        if let Some(end) = admitted {
+            let (signal, url) = (self.signal.as_str(), &self.url);
+            tracing::warn!("the collector of {signal} at {url} accepted an export with a warning: {text}{end}");
+        }
     }
 }
 
@@ -194,6 +233,16 @@ mod tests {
         let wait = |seconds| Failure { after: Some(Duration::from_secs(seconds)), ..Failure::transient("") };
         assert_eq!(pauses.after(&wait(60)), Duration::from_secs(60));
         assert_eq!(pauses.after(&wait(1_000_000)), LONGEST_REQUESTED);
+    }
+
+    #[test]
+    fn each_warning_is_logged_once_and_their_number_is_limited() {
+        let mut warnings = Warnings::default();
+        assert_eq!((warnings.admit("a"), warnings.admit("a"), warnings.admit("b")), (Some(""), None, Some("")));
+        let ends: Vec<_> = (0..100).map(|number| warnings.admit(&number.to_string())).collect();
+        let last = Some("; its further warnings are not logged");
+        assert_eq!(ends.iter().flatten().count(), MAX_WARNINGS - 2);
+        assert_eq!((ends[MAX_WARNINGS - 3], ends[MAX_WARNINGS - 2]), (last, None));
     }
 
     #[test]

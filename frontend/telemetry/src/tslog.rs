@@ -147,6 +147,14 @@ impl WriterThread {
                 }
             }
         }
+        self.visit_last();
+    }
+
+    /// Writes the last lines, also if a failed write is not due for a retry, and reports those that are lost.
+    fn visit_last(&mut self) {
+        let (now, stamp) = (clock::now(), self.stamp());
+        // Makes room for the lines of the visit, if it succeeds.
+        self.files.iter_mut().for_each(|file| file.retry(now, stamp.date()));
         self.visit(true);
         self.files.iter_mut().for_each(LogFile::finish);
     }
@@ -215,18 +223,28 @@ impl WriterThread {
         let journal = self.cache.journal().clone();
         let Self { batch, counters, files, stdout, settings, allowance, cache, open, .. } = self;
         let logged = log::includes_metrics().then(String::new);
+        files.iter_mut().for_each(LogFile::begin);
         let mut output = Output { files, stdout, logged, json: settings.json, open: *open, stamp, lines: 0 };
         journal.take(batch, room, kept);
         batch.for_each(|line, value, ids| {
             if !output.line(line.text(), line.shown(value), ids) {
+                output.refuse(line.text());
+                // A later visit writes the sum of a counter.
                 journal.hold_back(line, value);
             }
         });
         let bound = if all { u64::MAX } else { output.lines.saturating_add(room as u64) };
         let mut waits = !sums;
         let mut write = |text: &Text, value| {
-            waits |= output.lines >= bound;
-            output.lines < bound && output.line(text, value, "")
+            if output.lines >= bound {
+                waits = true;
+                return false;
+            }
+            let accepted = output.line(text, value, "");
+            if !accepted {
+                output.refuse(text);
+            }
+            accepted
         };
         if sums {
             journal.flush_held(batch, |line, value| write(line.text(), line.shown(value)));
@@ -280,6 +298,13 @@ struct Output<'a> {
 }
 
 impl Output<'_> {
+    /// Counts a line that its file has no room for.
+    fn refuse(&mut self, text: &Text) {
+        if let Some(file) = self.files.iter_mut().find(|sink| sink.file == text.file()) {
+            file.refuse();
+        }
+    }
+
     /// Adds a line. Returns false if its file has no room.
     fn line(&mut self, text: &Text, value: f64, request_ids: &str) -> bool {
         if !self.open {

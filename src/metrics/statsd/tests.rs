@@ -9,7 +9,11 @@ fn all(datagram: &[u8]) -> Vec<Outcome> {
     let mut found = Vec::new();
     parse(datagram, |_, outcome| match outcome {
         Ok(line) => {
-            found.extend(line.updates.into_iter().map(|update| Ok((line.name.clone(), line.labels.clone(), update))));
+            let (name, labels) = (line.name, line.labels);
+            let outcome = |update: Result<Update, Malformed>| {
+                update.map(|update| (name.clone(), labels.clone(), update)).map_err(|fault| fault.0)
+            };
+            found.extend(line.updates.into_iter().map(outcome));
         }
         Err(fault) => found.push(Err(fault.0)),
     });
@@ -62,6 +66,24 @@ fn several_values_in_one_line() {
     check("n:1:+2|g", "n", &[], &[Update::Set(1.0), Update::Change(2.0)]);
     check("n:1|c:2|c|@0.5:3|g", "n", &[], &[Update::Increment(1.0), Update::Increment(4.0), Update::Set(3.0)]);
     check("n:1|c|c:container:1", "n", &[], &[Update::Increment(1.0)]);
+}
+
+#[test]
+fn a_bad_value_does_not_affect_others_in_its_line() {
+    let faults = |line: &str| -> Vec<Option<&str>> { all(line.as_bytes()).into_iter().map(Result::err).collect() };
+    let (number, finite) = (Some("the value is not a number"), Some("the value is not a finite number"));
+    for kind in ["c", "g", "ms", "h", "d", "m"] {
+        assert_eq!(faults(&format!("n:1:x:3::inf|{kind}|#a:b")), [None, number, None, number, finite], "{kind}");
+        assert_eq!(faults(&format!("n:x:2|{kind}")), [number, None], "{kind}");
+    }
+    let kind = Some("unknown type; allowed are c, g, ms, h, d, m and s");
+    assert_eq!(faults("n:1|c:2|x:3|g:y|c"), [None, kind, None, number]);
+    // The rate and the tags are those of all values.
+    assert_eq!(
+        faults("n:1:2|ms|@0.0001"),
+        [Some("the rate of a timer, histogram or distribution must be at least 0.001")]
+    );
+    assert_eq!(faults("n:1:2|c|@x"), [Some("the rate is not a number")]);
 }
 
 #[test]

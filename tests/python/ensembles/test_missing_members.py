@@ -43,6 +43,7 @@ def server(request, tmp_path_factory):
     members = {"unselected": ("unselected", -1), "invalid": ("invalid", -1), "unreadable": ("unreadable", -1), "empty": ("empty", -1), "other_version": ("good", 7), "nested": ("invalid_member", -1)}
     for name, (member, version) in members.items():
         write(models, f"{name}_member" if name != "nested" else "nested_member", f'platform: "ensemble" {IO} ensemble_scheduling {{ {STEP.format(member, version)} }}')
+    write(models, "absent_member", f'platform: "ensemble" {IO} ensemble_scheduling {{ {STEP.format("absent", -1)} }}')
     with Server(folder, [models], [f"--model-control-mode={request.param}", "--exit-on-error=false", "--strict-readiness=false"]) as running:
         running.mode = request.param
         yield running
@@ -62,3 +63,14 @@ def test_the_reason_names_the_member_and_the_cause(server, name):
     reason = server.index()[model][0]["reason"]
     for text in (json.loads(text)["error"], reason):
         assert EXPECTED[name] in text and CAUSES[name] in text, text
+
+
+def test_the_reason_of_an_absent_member_names_the_repositories(server):
+    """In the answer to a load, and in the index of models on demand, which are prepared at the start."""
+    model = "absent_member"
+    if server.mode == "explicit":
+        status, text = server.ask("POST", f"/v2/repository/models/{model}/load")
+        assert status == 400
+    else:
+        text = server.index()[model][0]["reason"]
+    assert f"{UNAVAILABLE}absent: model 'absent' is not in '" in text and "/models'" in text, text

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import tarfile
 from pathlib import Path
 
@@ -82,6 +83,31 @@ def test_a_full_disk_costs_logs_and_loads_and_no_request(tmp_path):
             return server.seen("logs/ts_metrics.log").stat().st_size > before
 
         eventually("lines are written again", written)
+
+
+HEADER = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z +[A-Z]+ ")
+"""How a line of the log begins."""
+
+
+def test_lines_of_the_log_are_whole_after_a_full_disk(tmp_path):
+    """The line that did not fit is also on standard error, and the next one does not continue it."""
+    with OnDisk(tmp_path, False, f"--log-file={tmp_path / 'disk/server.log'}") as server:
+        server.inside(f"head -c {2 * SIZE} /dev/zero > {server.disk}/fill || true")
+
+        def refused() -> bool:
+            server.ask("POST", "/v2/repository/models/unknown/load", "{}")
+            return f"cannot write --log-file '{server.disk}/server.log': {FULL}" in server.log.read_text()
+
+        eventually("the disk is full", refused)
+        server.inside(f"rm {server.disk}/fill")
+        server.ask("POST", "/v2/repository/models/later/load", "{}")
+        written = lambda: server.seen("server.log").read_text()  # noqa: E731
+        eventually("lines are written again", lambda: "later" in written())
+        lines, elsewhere = written().splitlines(), server.log.read_text().splitlines()
+        for line in lines + elsewhere:
+            assert len(HEADER.findall(line)) <= 1 and ("later" not in line or HEADER.match(line)), line
+        cut = lines[next(at for at, line in enumerate(lines) if "later" in line) - 1]
+        assert cut not in elsewhere and any(line.startswith(cut) for line in elsewhere), cut
 
 
 PYTHON = '''backend: "python"

@@ -55,6 +55,8 @@ class Collected:
     """The delay of each answer."""
     reject: int = 0
     """The number of spans or data points that the next answer reports as rejected."""
+    warning: str = ""
+    """The message of answers that report nothing as rejected."""
     retry_after: str = ""
     """The header `Retry-After` of refusals over HTTP."""
 
@@ -78,9 +80,8 @@ class Collected:
         else:
             answer = trace_service_pb2.ExportTraceServiceResponse()
             answer.partial_success.rejected_spans = rejected
-        if rejected:
-            answer.partial_success.error_message = "too many"
-        else:
+        answer.partial_success.error_message = "too many" if rejected else self.warning
+        if not answer.partial_success.error_message:
             answer.ClearField("partial_success")
         return answer
 

@@ -7,6 +7,7 @@ import itertools
 import os
 import queue
 import re
+import resource
 import signal
 import subprocess
 import threading
@@ -22,7 +23,7 @@ from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 from harness import onnx_file
 from harness.peers import missing, script
 from harness.sequence_models import config as sequence_model
-from harness.processes import held
+from harness.processes import held, worker_model
 from harness.server import Server, binary, total
 from harness.statistics import dispatched, until_dispatched
 from harness.stream_models import REPEAT, build, model, pair, tensor
@@ -364,6 +365,33 @@ def test_a_truncated_region_fails_only_its_request_in_a_batch(server, client, me
             assert (result.as_numpy("O0") == TEN).all()
         else:
             assert text in str(result) and result.status() == invalid
+
+
+def test_a_worker_without_free_descriptors(server, client, memory):
+    """Requests fail with a reason until the worker can receive the region; the next request then works. Others are not affected."""
+    known, late, other = (memory(name, 400) for name in ("known", "late", "other"))
+    for handle, name in [(known, "known"), (late, "late"), (other, "other")]:
+        give(client, handle, name, 400)
+        fill(handle, TEN)
+    request = lambda region: ("rows", [put(client, "I0", TEN, region)], [want(client, "O0")])  # noqa: E731
+    infer(client, *request("known"))
+    [worker] = [pid for pid in server.workers() if worker_model(pid) == "rows"]
+    limits = resource.prlimit(worker, resource.RLIMIT_NOFILE)
+    resource.prlimit(worker, resource.RLIMIT_NOFILE, (3, limits[1]))
+    unavailable = {tritonclient.http: "503", tritonclient.grpc: "StatusCode.UNAVAILABLE"}[client.kind]
+    try:
+        for region in ["late", "late", "other", "late"]:
+            with pytest.raises(InferenceServerException, match=f"'{region}' cannot be used: the worker could not receive") as failed:
+                client.infer(*request(region)[:2], outputs=request(region)[2])
+            assert failed.value.status() == unavailable
+            assert (infer(client, *request("known")).as_numpy("O0") == TEN).all()
+        client.unregister_system_shared_memory("other")
+    finally:
+        resource.prlimit(worker, resource.RLIMIT_NOFILE, limits)
+    give(client, other, "other", 400)
+    for region in ["late", "other", "known"]:
+        assert (infer(client, *request(region)).as_numpy("O0") == TEN).all(), region
+    assert worker in server.workers()
 
 
 @pytest.mark.slow

@@ -219,8 +219,10 @@ def test_statsd_sets(emitters):
 def test_statsd_refusals(emitters):
     """Invalid lines are counted and logged once a second with the reason; valid lines in the same datagram are accepted."""
     bad = ["Orders:1|g", "Temperature:1|c", "Orders:1|c|#shop:a,extra:b", "Unknown:1|c", "Orders", "Orders:nan|c", "_sc|n|0|h"]
+    bad.append("Orders:1:-1:5|c|#shop:packed")
     emitters.send("\n".join([*bad, "Temperature:1|g|#room:z"]).encode() + b"\n\xff:1|c")
     emitters.becomes(1, "Temperature", room="z")
+    eventually("two of three values count", lambda: total(emitters.server.scrape(), "Orders", shop="packed") == 6)
     eventually("all lines are counted", lambda: refused(emitters, "statsd") == len(bad) + 1)
     logged_refusals = emitters.logged("a metric line from StatsD was refused: .*")
     assert len(logged_refusals) == 1 and "metric `Orders` is a counter, not a gauge; line: `Orders:1|g`" in logged_refusals[0]

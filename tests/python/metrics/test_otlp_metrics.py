@@ -244,7 +244,12 @@ def test_refusals(pushing):
         points = "pharos_otlp_data_points_total"
         eventually("the rejected points are counted", lambda: total(server.scrape(), points, result="rejected") == 2)
         assert "rejected 2 of" in server.log_tail()
+        collector.warning = "old schema"
+        warned, warning = len(collector.metrics), "accepted an export with a warning: old schema"
+        eventually("exports are accepted with a warning", lambda: len(collector.metrics) >= warned + 3)
+        eventually("the warning is logged", lambda: warning in server.log_tail())
         server.stop()
+        assert server.log_tail().count(warning) == 1, server.log_tail()
 
 
 @pytest.mark.parametrize("make", [HttpCollector, GrpcCollector])

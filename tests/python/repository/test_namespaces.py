@@ -192,3 +192,21 @@ def test_without_namespaces_one_name_is_one_model(tmp_path):
         assert worlds.any.load("only", {}) == [200, ""] and worlds.any.infer("only", "")[0] == 200
         labels = [dict(pairs) for name, pairs in worlds.server.scrape() if name.startswith("nv_inference")]
         assert labels and not any("namespace" in pairs for pairs in labels)
+
+
+def test_the_reason_of_an_ambiguous_or_absent_member(tmp_path):
+    """It names the repositories that contain the member, or those that do not."""
+    worlds = Worlds(tmp_path, *MODES["explicit"])
+    worlds.put("ab", "same")
+    for name, member in [("of_same", "same"), ("of_none", "none")]:
+        text = ensemble(name, member).replace("model_version: -1", 'model_version: -1 model_namespace: "/nowhere"')
+        worlds.worlds["a"].put(name, text, [1])
+    # Answers have `REPOSITORY` in the place of the first one.
+    a, b = "REPOSITORY", worlds.folders["b"]
+    with worlds.server:
+        for name, reason in [
+            ("of_same", f"same: model appears in two or more repositories: '{a}', '{b}'"),
+            ("of_none", f"none: model 'none' is not in '{a}', '{b}'"),
+        ]:
+            status, text = worlds.any.load(name, {})
+            assert status == 400 and f"not available or ambiguous: {reason}" in text, text

@@ -369,7 +369,12 @@ def test_refusals(exporting, make, busy, never):
         ask(server)
         eventually("the spans are counted", lambda: (spans(server, "exported"), spans(server, "dropped")) == (4, 5))
         assert "refused 2 of 3 spans: too many" in server.log_tail()
+        collector.warning = "old schema"
+        for exported in (7, 10):
+            ask(server)
+            eventually("the spans are accepted with a warning", lambda: spans(server, "exported") == exported)
         server.stop()
+        assert server.log_tail().count("accepted an export with a warning: old schema") == 1, server.log_tail()
 
 
 def test_exit_does_not_wait_for_a_collector_that_hangs(exporting):

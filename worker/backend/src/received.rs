@@ -37,7 +37,7 @@ impl Arenas {
     }
 
     /// Sends a frame. A broken connection is not reported here: reading frames reports it.
-    pub(crate) fn send(&self, frame: &ToFrontend) {
+    pub fn send(&self, frame: &ToFrontend) {
         let _ = self.sender.send(frame);
     }
 

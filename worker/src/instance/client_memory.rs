@@ -11,7 +11,7 @@ use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::model::ModelConfig;
 use pharos::tensor::{DataType, check_strings};
 use pharos::wire::{Execute, InputBlock, Piece};
-use pharos_backend::runtime::{AlignedBuffer, ClientMemory, InputArena, joined, range_of, used_regions};
+use pharos_backend::runtime::{AlignedBuffer, Arenas, ClientMemory, InputArena, joined, range_of, used_regions};
 use pharos_backend::{Batch, DeviceInputs, Input, Outputs, Source, run_error};
 
 use super::inputs::{bytes_of, name_of};
@@ -26,8 +26,12 @@ pub(super) fn uses_regions(execute: &Execute) -> bool {
 }
 
 /// Opens the regions of a batch. Returns the requests with a region that cannot be used.
-pub(super) fn open(regions: &mut RegionTable, execute: &Execute) -> Vec<(u32, InferError)> {
-    used_regions(execute).filter_map(|(request, region)| Some((request, regions.open(region).err()?))).collect()
+pub(super) fn open(regions: &mut RegionTable, execute: &Execute, arenas: &Arenas) -> Vec<(u32, InferError)> {
+    let opened = used_regions(execute).filter_map(|(request, region)| Some((request, regions.open(region).err()?)));
+    let unusable = opened.collect();
+    // Before the errors, so that the next request finds the regions announced again.
+    regions.take_lost().iter().for_each(|frame| arenas.send(frame));
+    unusable
 }
 
 /// The bytes of an input.

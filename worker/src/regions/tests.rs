@@ -2,7 +2,7 @@
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use pharos::region::CUDA_HANDLE;
 use pharos::wire::Device;
@@ -176,6 +176,74 @@ fn a_fault_elsewhere_still_ends_the_process() {
     let output = std::process::Command::new(this).args([test, "--exact"]).env(CHILD, "1").output().unwrap();
     use std::os::unix::process::ExitStatusExt;
     assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{output:?}");
+}
+
+/// The variable that is set in the process without descriptors.
+const SHORTAGE: &str = "PHAROS_TEST_SHORTAGE_OF_DESCRIPTORS";
+
+/// Returns an object of one page that begins with this byte.
+fn object(first: u8) -> OwnedFd {
+    let file = memfd_create("object", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, PAGE).unwrap();
+    write(&file, 0, &[first]);
+    file
+}
+
+fn described(id: &usize) -> RegionDescription {
+    let (name, location) = (format!("r{id}"), RegionLocation::System { offset: 0 });
+    RegionDescription { id: *id as u64, name, byte_size: PAGE, location }
+}
+
+/// Runs in a separate process, whose descriptors it exhausts.
+#[test]
+fn regions_without_descriptors_are_requested_again() {
+    if std::env::var_os(SHORTAGE).is_none() {
+        let this = std::env::current_exe().unwrap();
+        let test = "regions::tests::regions_without_descriptors_are_requested_again";
+        let output = std::process::Command::new(this).args([test, "--exact"]).env(SHORTAGE, "1").output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        return;
+    }
+    let mut world = world();
+    let files: Vec<OwnedFd> = (b'0'..b'5').map(object).collect();
+    let announce = |world: &World, ids: &[usize]| {
+        let files: Vec<BorrowedFd<'_>> = ids.iter().map(|id| files[*id].as_fd()).collect();
+        world.send(&ids.iter().map(described).collect::<Vec<_>>(), &files);
+    };
+    let first = |world: &World, id: u64| world.regions.in_place(range(id, 0, 1)).map(|bytes| bytes[0]);
+    announce(&world, &[1]);
+    world.regions.open(1).unwrap();
+    announce(&world, &[2, 3]);
+    announce(&world, &[4]);
+    // Only one descriptor is free.
+    let before = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let next = rustix::io::dup(&files[0]).unwrap().as_raw_fd();
+    let shortage = rustix::process::Rlimit { current: Some(u64::try_from(next).unwrap() + 1), ..before };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, shortage).unwrap();
+    world.regions.open(2).unwrap();
+    assert_eq!((first(&world, 2), world.regions.take_lost()), (Some(b'2'), Some(ToFrontend::RegionsLost(vec![3]))));
+    let refused = world.regions.open(3).unwrap_err();
+    assert_eq!((refused.code, refused.reason), (ErrorCode::Unavailable, Reason::SharedMemory));
+    assert!(refused.message.contains("'r3' cannot be used: the worker could not receive its file descriptor"));
+    assert_eq!(world.regions.take_lost(), Some(ToFrontend::RegionsLost(vec![4])));
+    // Announced again, but the shortage continues. Each loss is reported once.
+    announce(&world, &[3]);
+    assert_eq!(world.regions.open(3).unwrap_err().code, ErrorCode::Unavailable);
+    assert_eq!(world.regions.take_lost(), Some(ToFrontend::RegionsLost(vec![3])));
+    world.regions.open(3).unwrap_err();
+    assert_eq!(world.regions.take_lost(), None);
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, before).unwrap();
+    // Descriptors are free again. A region in use is not replaced.
+    let place = world.regions.in_place(range(1, 0, 1)).map(<[u8]>::as_ptr);
+    announce(&world, &[1, 3, 4]);
+    for id in [3, 4] {
+        world.regions.open(id).unwrap();
+    }
+    assert_eq!([1, 2, 3, 4].map(|id| first(&world, id)), [b'1', b'2', b'3', b'4'].map(Some));
+    assert_eq!(world.regions.in_place(range(1, 0, 1)).map(<[u8]>::as_ptr), place);
+    assert_eq!(world.regions.take_lost(), None);
+    world.regions.unmap(&[1, 2, 3, 4]);
+    assert!(world.regions.known.is_empty());
 }
 
 #[test]

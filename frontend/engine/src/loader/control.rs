@@ -18,7 +18,7 @@ use locks::Unloads;
 use super::change::OnLoadFailure;
 use super::prepare::{PrepareError, Prepared};
 use super::unloading::leave_ensembles;
-use super::{Loader, Mode, ensembles};
+use super::{Loader, Mode};
 use crate::serving::{RetireReason, Snapshot};
 use crate::store::Overrides;
 
@@ -137,7 +137,7 @@ impl Loader {
         // Ensembles are recognized only by their configurations, so all are read before anything is loaded.
         for (wanted, unloads, prepared) in self.with_members(wanted).await {
             let name = wanted.name.clone();
-            match prepared.and_then(|prepared| self.check_dependencies(&name, prepared)) {
+            match self.checked_dependencies(&name, prepared).await {
                 Ok(prepared) => loads.push((wanted, unloads, prepared, watch::channel(()))),
                 Err(unprepared) => drop(results.insert(name.clone(), Err(self.not_prepared(&wanted, &unprepared)))),
             }
@@ -238,12 +238,14 @@ impl Loader {
         (wanted, unloads)
     }
 
-    fn check_dependencies(&self, name: &str, prepared: Prepared) -> Result<Prepared, PrepareError> {
-        let table = self.models.snapshot();
-        match ensembles::hopeless(&table.dependencies, &table.states, name) {
-            Some(reason) => Err(PrepareError::Members(reason)),
-            None => Ok(prepared),
-        }
+    async fn checked_dependencies(
+        self: &Arc<Self>,
+        name: &str,
+        prepared: Result<Prepared, PrepareError>,
+    ) -> Result<Prepared, PrepareError> {
+        let prepared = prepared?;
+        self.check_dependencies(name).await.map_err(PrepareError::Members)?;
+        Ok(prepared)
     }
 
     /// Records that the load of a model could not begin. Serving versions continue, unless they are to be withdrawn.
@@ -337,7 +339,7 @@ impl Loader {
             let (loader, model) = (self.clone(), name.clone());
             let prepared = blocking::run(move || loader.prepare(&model, overrides.as_deref())).await;
             let Ok(prepared) = prepared else { continue };
-            match prepared.and_then(|prepared| self.check_dependencies(&name, prepared)) {
+            match self.checked_dependencies(&name, prepared).await {
                 Ok(prepared) => drop(self.load_one(&wanted, unloads, &prepared).await),
                 Err(unprepared) => {
                     let lock = self.locks.of(&name);

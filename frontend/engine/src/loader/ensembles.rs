@@ -8,7 +8,7 @@ use pharos::ensemble::{self, Dependencies, Plan, Stages, Step};
 use pharos::id::ModelVersion;
 use pharos::metrics::record;
 use pharos::model::ModelConfig;
-use pharos::repository::{DUPLICATE, States, VersionStatus};
+use pharos::repository::{DUPLICATE, VersionStatus};
 
 use super::Loader;
 use super::load::{Unserved, labels, log_warnings, read_cache};
@@ -99,6 +99,26 @@ impl Loader {
         }
     }
 
+    /// Checks what is known of an ensemble before anything is loaded.
+    ///
+    /// # Errors
+    /// A member is unknown, or ensembles depend on each other.
+    pub(super) async fn check_dependencies(self: &Arc<Self>, ensemble: &str) -> Result<(), String> {
+        let missing: Vec<String> = {
+            let table = self.models.snapshot();
+            let missing = table.dependencies.members(ensemble).filter(|member| table.states.model(member).is_none());
+            let missing: Vec<String> = missing.map(str::to_owned).collect();
+            if missing.is_empty() {
+                return circular(&table.dependencies, ensemble).map_or(Ok(()), Err);
+            }
+            missing
+        };
+        let stores = self.stores.clone();
+        let read = move || missing.into_iter().map(|member| (stores.local(&member).err(), member)).collect();
+        let missing: Vec<(Option<String>, String)> = blocking::run(read).await.map_err(|error| error.to_string())?;
+        Err(not_available(ensemble, &missing))
+    }
+
     /// Returns the response cache of an ensemble, if the server has one and the configuration enables it. Its keys depend on the
     /// files of all members.
     async fn ensemble_cache(
@@ -133,13 +153,20 @@ fn files(model: &ModelVersion, config: &ModelConfig, directory: &Path) -> Files 
     Files { model: model.clone(), config: config.clone(), directory: directory.to_owned() }
 }
 
-/// Returns why an ensemble cannot be loaded, before anything is loaded: an unknown member, or a circular dependency.
-pub(super) fn hopeless(dependencies: &Dependencies, known: &States, ensemble: &str) -> Option<String> {
-    let missing: Vec<&str> = dependencies.members(ensemble).filter(|member| known.model(member).is_none()).collect();
-    if !missing.is_empty() {
-        let names = missing.join(", ");
-        return Some(format!("ensemble {ensemble} contains models that are not available or ambiguous: {names}"));
-    }
+/// Returns that members are not available, in Triton's words, and why.
+fn not_available(ensemble: &str, missing: &[(Option<String>, String)]) -> String {
+    let names: Vec<&str> = missing.iter().map(|(_, member)| member.as_str()).collect();
+    let names = names.join(", ");
+    let text = format!("ensemble {ensemble} contains models that are not available or ambiguous: {names}");
+    let reasons: Vec<String> = match missing {
+        [(reason, _)] => reason.iter().cloned().collect(),
+        _ => missing.iter().filter_map(|(why, member)| Some(format!("{member}: {}", why.as_ref()?))).collect(),
+    };
+    if reasons.is_empty() { text } else { format!("{text}: {}", reasons.join("; ")) }
+}
+
+/// Returns the circular dependency of an ensemble, if it has one.
+fn circular(dependencies: &Dependencies, ensemble: &str) -> Option<String> {
     let cycle = dependencies.cycle(ensemble)?;
     let [.., last, first] = cycle.as_slice() else { return None };
     let whole = if cycle.len() > 3 { format!(": {}", cycle.join(" -> ")) } else { String::new() };
@@ -152,11 +179,9 @@ fn unavailable(table: &Snapshot, ensemble: &str, (member, version): (&str, Optio
     let depends = format!("ensemble '{ensemble}' depends on '{member}'");
     let status = table.states.model(member);
     let Some(status) = status.filter(|status| !status.failure.starts_with(DUPLICATE)) else {
-        let text = format!("ensemble {ensemble} contains models that are not available or ambiguous: {member}");
-        return match status {
-            Some(ambiguous) => (format!("{text}: {}", ambiguous.failure), true),
-            None => (text, false),
-        };
+        let why = status.map(|ambiguous| ambiguous.failure.clone());
+        let known = why.is_some();
+        return (not_available(ensemble, &[(why, member.to_owned())]), known);
     };
     let shown = version.or_else(|| status.versions.keys().next_back().copied());
     let of_version = shown.and_then(|version| Some((version, status.versions.get(&version)?)));

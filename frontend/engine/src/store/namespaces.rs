@@ -4,6 +4,7 @@
 use std::io;
 
 use pharos::id::ModelName;
+use pharos::repository::DUPLICATE;
 
 use super::{Store, Stores, unreadable};
 
@@ -60,6 +61,19 @@ impl Stores {
         Ok(found)
     }
 
+    /// Returns why a name without a repository denotes no model. Blocks.
+    pub(super) fn why_unresolved(&self, name: &str) -> String {
+        match self.of_name(name) {
+            Ok(all) if all.len() > 1 => {
+                let stores = all.iter().filter_map(|called| self.in_namespace(called));
+                let names: Vec<String> = stores.map(|(store, _)| format!("'{}'", store.name())).collect();
+                format!("{DUPLICATE}: {}", names.join(", "))
+            }
+            Ok(_) => self.not_found(name),
+            Err(error) => error.to_string(),
+        }
+    }
+
     /// Returns the full name of a member of an ensemble: the model of this name in `namespace`, or in the ensemble's repository
     /// if that is empty, or else the only one of the name. Returns an unknown or ambiguous name unchanged. Blocks.
     pub(crate) fn member(&self, ensemble: &str, namespace: &str, name: &str) -> String {
@@ -85,7 +99,6 @@ mod tests {
     use std::fs;
     use std::path::PathBuf;
 
-    use pharos::repository::DUPLICATE;
     use tempfile::TempDir;
 
     use super::*;
@@ -117,6 +130,8 @@ mod tests {
         for nowhere in [format!("{a}/only"), "same".to_owned(), format!("{a}/../b/same"), "/etc/same".to_owned()] {
             assert!(stores.local(&nowhere).is_err(), "{nowhere}");
         }
+        assert_eq!(stores.local("same").unwrap_err(), format!("{DUPLICATE}: '{a}', '{b}'"));
+        assert_eq!(stores.local("none").unwrap_err(), format!("model 'none' is not in '{a}', '{b}'"));
         assert_eq!((stores.without_namespace(&called), stores.without_namespace("x/same")), ("same", "x/same"));
     }
 

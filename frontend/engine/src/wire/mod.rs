@@ -144,6 +144,11 @@ impl Link {
         }
     }
 
+    /// Announces these regions again with the next batches that use them: the worker could not receive their descriptors.
+    pub(crate) fn announce_again(&self, regions: &[u64]) {
+        self.regions.announce_again(regions);
+    }
+
     /// Notifies the worker of released outputs, so that it can return memory to the system.
     pub(crate) fn send_released(&self) {
         let offsets = self.arenas.outputs.take_released();

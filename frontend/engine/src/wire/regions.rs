@@ -1,4 +1,5 @@
-//! Announces clients' memory to a worker: each region once, before the first batch that uses it, with its descriptor.
+//! Announces clients' memory to a worker: each region once, before the first batch that uses it, with its descriptor; and again
+//! if the worker could not receive the descriptor.
 
 use std::collections::HashMap;
 use std::io::IoSlice;
@@ -18,7 +19,14 @@ use super::{Part, lock};
 pub(super) struct Regions {
     socket: OwnedFd,
     // Held while packets are sent, so that a batch cannot use a region before its announcement is sent.
-    known: Mutex<HashMap<u64, Weak<Region>>>,
+    known: Mutex<HashMap<u64, Announced>>,
+}
+
+/// A region that was announced.
+struct Announced {
+    region: Weak<Region>,
+    /// Whether the worker could not receive its descriptor.
+    lost: bool,
 }
 
 impl Regions {
@@ -27,7 +35,7 @@ impl Regions {
         Self { socket, known: Mutex::default() }
     }
 
-    /// Announces the regions that requests use, if they are new.
+    /// Announces the regions that requests use, if they are new or the worker has lost them.
     ///
     /// # Errors
     /// The socket's buffer or another resource is exhausted.
@@ -37,12 +45,16 @@ impl Regions {
             return Ok(());
         }
         let mut known = lock(&self.known);
-        let mut new: Vec<&Arc<Region>> = used.filter(|region| !known.contains_key(&region.id)).collect();
+        let is_missing = |id: u64| known.get(&id).is_none_or(|announced| announced.lost);
+        let mut new: Vec<&Arc<Region>> = used.filter(|region| is_missing(region.id)).collect();
         new.sort_unstable_by_key(|region| region.id);
         new.dedup_by_key(|region| region.id);
         for packet in new.chunks(MAX_REGIONS_PER_PACKET) {
             match self.send(packet) {
-                Ok(()) => known.extend(packet.iter().map(|region| (region.id, Arc::downgrade(region)))),
+                Ok(()) => known.extend(packet.iter().map(|region| {
+                    let announced = Announced { region: Arc::downgrade(region), lost: false };
+                    (region.id, announced)
+                })),
                 Err(error @ (Errno::AGAIN | Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM)) => {
                     let text = format!("cannot announce more shared memory regions to the worker now: {error}");
                     return Err(InferError::new(ErrorCode::Unavailable, Reason::SharedMemory, text));
@@ -67,10 +79,20 @@ impl Regions {
         sendmsg(&self.socket, &[IoSlice::new(&packet)], &mut control, flags).map(drop)
     }
 
+    /// Marks regions to be announced again before the next batch that uses them.
+    pub(super) fn announce_again(&self, ids: &[u64]) {
+        let mut known = lock(&self.known);
+        for id in ids {
+            if let Some(announced) = known.get_mut(id) {
+                announced.lost = true;
+            }
+        }
+    }
+
     /// Removes and returns the announced regions that are no longer in use.
     pub(super) fn take_unused(&self) -> Vec<u64> {
         let mut known = lock(&self.known);
-        known.extract_if(|_, region| region.strong_count() == 0).map(|(id, _)| id).collect()
+        known.extract_if(|_, announced| announced.region.strong_count() == 0).map(|(id, _)| id).collect()
     }
 }
 

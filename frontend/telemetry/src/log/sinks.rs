@@ -1,13 +1,13 @@
 //! The sinks of outlets: standard error or a file of the user, and standard output.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
+use super::line_file::LineFile;
 use super::outlet::Sink;
 
 /// The maximum number of bytes that a pipe accepts atomically (`PIPE_BUF`).
@@ -15,7 +15,7 @@ const WHOLE: usize = 4096;
 
 /// The plain log.
 pub(super) struct Plain {
-    file: Option<(PathBuf, File)>,
+    file: Option<(PathBuf, LineFile)>,
     /// Whether the last write to the file failed.
     failed: bool,
 }
@@ -26,33 +26,28 @@ impl Plain {
     /// # Errors
     /// The file cannot be opened.
     pub(super) fn new(path: Option<&Path>) -> io::Result<Self> {
-        let file = path.map(|path| open(path).map(|file| (path.to_owned(), file))).transpose()?;
+        let file = path.map(|path| LineFile::open(path).map(|file| (path.to_owned(), file))).transpose()?;
         Ok(Self { file, failed: false })
     }
 }
 
 impl Sink for Plain {
     fn write(&mut self, lines: &str) -> u64 {
-        if let Some((path, file)) = &mut self.file {
-            match file.write_all(lines.as_bytes()) {
-                Ok(()) => {
-                    self.failed = false;
-                    return 0;
-                }
-                Err(error) if !self.failed => {
-                    self.failed = true;
-                    let path = path.display();
-                    tracing::error!("cannot write --log-file '{path}': {error}; writing to standard error instead");
-                }
-                Err(_) => {}
-            }
+        let Some((path, file)) = &mut self.file else { return write(rustix::stdio::stderr(), lines) };
+        let Err((error, rest)) = file.append(lines) else {
+            self.failed = false;
+            return 0;
+        };
+        if !std::mem::replace(&mut self.failed, true) {
+            let path = path.display();
+            tracing::error!("cannot write --log-file '{path}': {error}; writing to standard error instead");
         }
-        write(rustix::stdio::stderr(), lines)
+        write(rustix::stdio::stderr(), rest)
     }
 
     fn reopen(&mut self) {
         let Some((path, file)) = &mut self.file else { return };
-        match open(path) {
+        match LineFile::open(path) {
             Ok(new) => *file = new,
             Err(error) => {
                 let path = path.display();
@@ -69,10 +64,6 @@ impl Sink for Console {
     fn write(&mut self, lines: &str) -> u64 {
         write(rustix::stdio::stdout(), lines)
     }
-}
-
-fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new().create(true).append(true).open(path)
 }
 
 /// Writes whole lines in pieces; lines of other writers to the same pipe may come between them. Returns the number of lost
@@ -109,6 +100,7 @@ fn write_pieces(lines: &str, mut write: impl FnMut(&[u8]) -> Result<usize, Errno
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::fs::File;
     use std::io::Read;
     use std::os::fd::AsFd;
 

@@ -3,8 +3,8 @@
 //!
 //! Each destination has a queue and a thread: neither requests nor other destinations wait for a disk or a terminal.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,6 +16,7 @@ use pharos::metrics::tslog::Stamp;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 
+use super::line_file::LineFile;
 use super::lines::{Parts, formatted};
 use super::outlet::{Form, Outlet, Sink, count};
 use super::sinks::Console;
@@ -168,16 +169,14 @@ impl<S: Subscriber> Layer<S> for Journal {
 /// One of the log files.
 struct LogFile {
     path: PathBuf,
-    file: Option<File>,
+    file: Option<LineFile>,
     /// Whether the last write failed.
     failed: bool,
-    /// Whether the last write ended within a line.
-    cut: bool,
 }
 
 impl LogFile {
     fn new(path: PathBuf) -> Self {
-        let mut new = Self { path, file: None, failed: false, cut: false };
+        let mut new = Self { path, file: None, failed: false };
         // Creates the file early. The log is not running yet and cannot report a failure; the first line will.
         let _ = new.ready();
         new
@@ -187,26 +186,7 @@ impl LogFile {
     fn append(&mut self, lines: &str) -> Result<(), (io::Error, u64)> {
         self.ready().map_err(|error| (error, count(lines)))?;
         let Some(file) = &mut self.file else { return Ok(()) };
-        // The partial line is already counted as lost; a line break separates the next line from it.
-        if self.cut {
-            file.write_all(b"\n").map_err(|error| (error, count(lines)))?;
-            self.cut = false;
-        }
-        let mut rest = lines.as_bytes();
-        while !rest.is_empty() {
-            match file.write(rest) {
-                Ok(written) if written > 0 => {
-                    self.cut = rest.get(written - 1) != Some(&b'\n');
-                    rest = rest.get(written..).unwrap_or_default();
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                failed => {
-                    let lost = rest.iter().filter(|byte| **byte == b'\n').count() as u64;
-                    return Err((failed.err().unwrap_or_else(|| io::ErrorKind::WriteZero.into()), lost));
-                }
-            }
-        }
-        Ok(())
+        file.append(lines).map_err(|(error, rest)| (error, count(rest)))
     }
 
     fn report(&mut self, error: &io::Error) {
@@ -231,7 +211,7 @@ impl LogFile {
         if let Some(directory) = self.path.parent() {
             fs::create_dir_all(directory)?;
         }
-        self.file = Some(OpenOptions::new().create(true).append(true).open(&self.path)?);
+        self.file = Some(LineFile::open(&self.path)?);
         Ok(())
     }
 
@@ -322,7 +302,7 @@ mod tests {
         fs::rename(&path, folder.path().join("away")).unwrap();
         file.write("two\n");
         assert_eq!(fs::read_to_string(&path).unwrap(), "two\n");
-        OpenOptions::new().write(true).open(&path).unwrap().set_len(MAX_BYTES).unwrap();
+        fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(MAX_BYTES).unwrap();
         file.write("three\n");
         assert_eq!(fs::read_to_string(&path).unwrap(), "three\n");
         assert_eq!(fs::metadata(folder.path().join("ts_log.log.1")).unwrap().len(), MAX_BYTES);

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use super::RETRY;
 use super::archive::Archive;
+use crate::log;
 
 /// The maximum number of bytes that wait for a file that cannot be written.
 const MAX_PENDING: usize = 4 << 20;
@@ -37,6 +38,8 @@ pub(super) struct LogFile {
     failed_at: Option<Instant>,
     written: u64,
     errors: u64,
+    /// Lines without room since [`LogFile::begin`].
+    refused: u64,
 }
 
 impl LogFile {
@@ -54,6 +57,7 @@ impl LogFile {
             failed_at: None,
             written: 0,
             errors: 0,
+            refused: 0,
         };
         match new.ensure_open() {
             Ok(_) => new.archive.tidy(),
@@ -65,6 +69,16 @@ impl LogFile {
     /// Returns whether another line may wait.
     pub(super) fn has_room(&self) -> bool {
         self.pending.text.len() < MAX_PENDING
+    }
+
+    /// Begins to count lines that are refused for lack of room.
+    pub(super) fn begin(&mut self) {
+        self.refused = 0;
+    }
+
+    /// Counts a line that is refused for lack of room.
+    pub(super) fn refuse(&mut self) {
+        self.refused += 1;
     }
 
     /// Returns the buffer for lines.
@@ -88,6 +102,14 @@ impl LogFile {
                 self.failed(&error);
                 self.failed_at = Some(now);
             }
+        }
+    }
+
+    /// Tries to write lines that a failure has kept, without the pause.
+    pub(super) fn retry(&mut self, now: Instant, date: &str) {
+        if let Some(failed_at) = &mut self.failed_at {
+            *failed_at = Instant(0);
+            self.write(now, date);
         }
     }
 
@@ -133,7 +155,11 @@ impl LogFile {
         if let Some(directory) = self.path.parent() {
             fs::create_dir_all(directory)?;
         }
-        let open = OpenOptions::new().create(true).append(true).open(&self.path)?;
+        let mut open = OpenOptions::new().create(true).append(true).open(&self.path)?;
+        // An earlier server could not complete its last line.
+        if log::ends_within_line(&self.path) {
+            open.write_all(b"\n")?;
+        }
         let size = open.metadata()?.len();
         self.open = Some(open);
         // A line that was truncated in another file is written in full to this one.
@@ -146,10 +172,15 @@ impl LogFile {
         (std::mem::take(&mut self.written), std::mem::take(&mut self.errors))
     }
 
+    /// Returns the number of lines that are lost if the server ends now.
+    pub(super) fn lost(&self) -> u64 {
+        self.pending.text.lines().count() as u64 + self.refused
+    }
+
     /// Reports lines that could not be written, and waits for the archive.
     pub(super) fn finish(&mut self) {
-        if self.waits() {
-            let lines = self.pending.text.lines().count();
+        let lines = self.lost();
+        if lines > 0 {
             tracing::error!("could not write {lines} lines of metrics to '{}'", self.path.display());
         }
         self.archive.finish();

@@ -6,6 +6,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use flate2::read::GzDecoder;
+use pharos::metrics::catalog::Catalog;
 use tempfile::TempDir;
 
 use super::*;
@@ -30,6 +31,10 @@ impl Logs {
 
     fn log(&self) -> PathBuf {
         self.path().join("ts_metrics.log")
+    }
+
+    fn model_log(&self) -> PathBuf {
+        self.path().join("model_metrics.log")
     }
 
     fn names(&self) -> Vec<String> {
@@ -131,6 +136,71 @@ fn counts_errors_of_a_full_disk_and_retries_each_second() {
     log.write(Instant(12_000_000_000), DATE);
     assert!(fs::read_to_string(folder.log()).unwrap().starts_with("1\n2\n3\n4\n"));
     assert_eq!((log.take_counts(), log.waits()), ((3 + (2 << 20), 0), false));
+}
+
+/// A writer of metrics whose log of models is full, as is the memory for its waiting lines.
+fn full(folder: &Logs) -> (WriterThread, Arc<Cache>) {
+    const METRICS: &str = "
+mode: both
+model_metrics:
+  counter:
+    - {name: Orders, unit: Count, dimensions: [shop]}
+  gauge:
+    - {name: Level, unit: m}
+";
+    fs::create_dir_all(folder.path()).unwrap();
+    symlink("/dev/full", folder.model_log()).unwrap();
+    let catalog = Catalog::parse(METRICS, "m.yaml").unwrap();
+    let cache = Arc::new(Cache::new(catalog, pharos::metrics::cache::Settings::new("here")));
+    cache.journal().attach_writer(|| {});
+    let (max_bytes, keep, stdout, json, lines_per_second) = (0, 0, false, false, 0);
+    let settings = Settings { location: Some(folder.path()), max_bytes, keep, stdout, json, lines_per_second };
+    let mut writer = WriterThread::new(cache.clone(), settings, Arc::default());
+    writer.visit(false);
+    model_log(&mut writer).pending().push_str(&"x\n".repeat(WAITING));
+    writer.visit(false);
+    assert!(!model_log(&mut writer).has_room());
+    for _ in 0..2 {
+        cache.counter("Orders", &["a"]).unwrap().add_or_update(1.0).unwrap();
+        cache.gauge("Level", &[]).unwrap().add_or_update(5.0).unwrap();
+    }
+    (writer, cache)
+}
+
+/// The number of lines that [`full`] leaves waiting.
+const WAITING: usize = 2 << 20;
+
+fn model_log(writer: &mut WriterThread) -> &mut LogFile {
+    writer.files.iter_mut().find(|file| file.file == File::Model).unwrap()
+}
+
+#[test]
+fn lines_without_room_are_counted_at_the_end() {
+    let folder = Logs::new();
+    let (mut writer, _cache) = full(&folder);
+    writer.visit_last();
+    assert_eq!(model_log(&mut writer).lost(), WAITING as u64 + 4);
+}
+
+#[test]
+fn the_last_visit_does_not_wait_for_a_retry() {
+    let folder = Logs::new();
+    let (mut writer, _cache) = full(&folder);
+    fs::remove_file(folder.model_log()).unwrap();
+    writer.visit_last();
+    assert_eq!(model_log(&mut writer).lost(), 0);
+    assert_eq!(fs::read_to_string(folder.model_log()).unwrap().lines().count(), WAITING + 4);
+}
+
+#[test]
+fn the_last_line_of_an_earlier_server_is_not_continued() {
+    let folder = Logs::new();
+    fs::create_dir_all(folder.path()).unwrap();
+    fs::write(folder.log(), "old\ncut").unwrap();
+    let mut log = folder.open(0, 2);
+    write(&mut log, "new\n", 1);
+    assert_eq!(fs::read_to_string(folder.log()).unwrap(), "old\ncut\nnew\n");
+    assert_eq!(log.take_counts(), (1, 0));
 }
 
 #[test]

@@ -161,12 +161,16 @@ impl Version {
 
     /// Tries once to start the workers. `None` if there has been a newer request, or the version was unregistered.
     async fn try_to_start<S: Management>(&self, registry: &Registry<S>, generation: u64) -> Option<Result<(), String>> {
-        let _turn = self.turn.lock().await;
+        // Nothing needs a load under way if there are to be no workers.
+        let _turn = match self.deployment().min_workers {
+            0 => self.turn_without_load(registry, || self.is_newest(generation)).await?,
+            _ => self.turn.lock().await,
+        };
         if self.is_removed() {
             self.progress.set(Phase::Stopped);
             return None;
         }
-        if self.generation.load(Ordering::Acquire) != generation {
+        if !self.is_newest(generation) {
             return None;
         }
         self.load_ended.store(false, Ordering::Relaxed);
@@ -187,7 +191,9 @@ impl Version {
             return Some(Err(format!("cannot write its configuration: {error}")));
         }
         let loaded = registry.service.load_model(&self.engine_name, Vec::new()).await;
-        if self.is_removed() {
+        // A request for no workers has cancelled the load.
+        let cancelled = loaded.is_err() && self.deployment().min_workers == 0 && !self.is_newest(generation);
+        if self.is_removed() || cancelled {
             return None;
         }
         if loaded.is_ok() {
@@ -208,7 +214,7 @@ impl Version {
         self.removed.store(true, Ordering::Release);
         self.next_generation();
         self.stop_waiting();
-        let _turn = self.turn_without_load(registry).await;
+        let _turn = self.turn_without_load(registry, || true).await;
         // A start that was under way may have entered the loading phase again.
         self.stop_waiting();
         if let Err(reason) = unload(registry, &self.engine_name).await {
@@ -221,17 +227,25 @@ impl Version {
         }
     }
 
-    /// Waits for the turn. An unload cancels the load that has it: otherwise the wait could last until `startupTimeout`.
-    async fn turn_without_load<S: Management>(&self, registry: &Registry<S>) -> MutexGuard<'_, ()> {
+    /// Waits for the turn. An unload cancels the load that has it: otherwise the wait could last until `startupTimeout`. `None` if
+    /// the turn is not wanted any more: the load that has it may be that of a newer request.
+    async fn turn_without_load<S: Management>(
+        &self,
+        registry: &Registry<S>,
+        is_wanted: impl Fn() -> bool,
+    ) -> Option<MutexGuard<'_, ()>> {
         loop {
             if let Ok(turn) = self.turn.try_lock() {
-                return turn;
+                return Some(turn);
+            }
+            if !is_wanted() {
+                return None;
             }
             // An error is reported by the unload that follows.
             let _ = unload(registry, &self.engine_name).await;
             // A load that began after the unload is cancelled by the next one.
             if let Ok(turn) = tokio::time::timeout(CANCELLED, self.turn.lock()).await {
-                return turn;
+                return Some(turn);
             }
         }
     }
@@ -246,6 +260,11 @@ impl Version {
             self.progress.begin();
         }
         self.next_generation()
+    }
+
+    /// Whether there has been no start or stop request after this one.
+    fn is_newest(&self, generation: u64) -> bool {
+        self.generation.load(Ordering::Acquire) == generation
     }
 
     fn next_generation(&self) -> u64 {
