@@ -17,6 +17,9 @@ const BATCH_NOTE: &str = "NOTE: Setting a non-zero max_batch_size in the model c
 prepended to each input shape. If you want to specify the full shape including the batch dim in your input dims config, \
 try setting max_batch_size to zero. See the model configuration docs for more info on max_batch_size.";
 
+/// The most inputs that an error names: a request may have thousands, with names of any length.
+const MAX_NAMES: usize = 64;
+
 /// The properties of a valid request that the scheduler needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Checked {
@@ -171,8 +174,11 @@ impl ModelConfig {
 
     fn wrong_count(&self, inputs: &[InferInput], required: usize) -> Refusal {
         let list = |names: &mut dyn Iterator<Item = &str>| {
-            let names: Vec<String> = names.map(|name| format!("'{name}'")).collect();
-            format!("[{}]", names.join(","))
+            let mut shown: Vec<String> = names.take(MAX_NAMES).map(|name| format!("'{name}'")).collect();
+            if names.next().is_some() {
+                shown.push("...".to_owned());
+            }
+            format!("[{}]", shown.join(","))
         };
         let expected = match self.inputs.len() {
             all if all == required => format!("expected {all} inputs"),

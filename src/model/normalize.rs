@@ -155,8 +155,8 @@ fn missing_backend(config: &proto::ModelConfig, completion: &Completion<'_>) -> 
         let mut files: Vec<&str> = BACKENDS.iter().flat_map(|row| row.files).copied().collect();
         files.dedup();
         ConfigError::new(format!(
-            "must specify 'platform' or 'backend' for '{}': its version directories hold none of {}, and its name does not \
-             have the form NAME.BACKEND",
+            "must specify 'platform' or 'backend' for '{}': its version directories hold no archive ({ARCHIVE}) and none of {}, \
+             and its name does not have the form NAME.BACKEND",
             config.name,
             files.join(", ")
         ))

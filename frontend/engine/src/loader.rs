@@ -273,8 +273,10 @@ impl Loader {
             Mode::None | Mode::Explicit | Mode::OnDemand => Fingerprints::new(),
         };
         let all = self.list_blocking().await?;
-        let (stores, found) = (self.stores.clone(), all.len());
-        blocking::run(move || stores.announce(found)).await.map_err(io::Error::other)?;
+        // Without a model to load at the start, models may be added later.
+        let by_request = self.settings.mode == Mode::Explicit && self.settings.at_start == AtStart::Named(Vec::new());
+        let (stores, warns) = (self.stores.clone(), all.is_empty() && !by_request);
+        blocking::run(move || stores.announce(warns)).await.map_err(io::Error::other)?;
         let mut others = Vec::new();
         let names = match &self.settings.at_start {
             AtStart::All => all.into_keys().collect(),

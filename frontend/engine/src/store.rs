@@ -157,13 +157,13 @@ impl Stores {
     }
 
     /// Logs at start which repositories are single models, and warns if there are no models. Blocks.
-    pub(crate) fn announce(&self, found: usize) {
+    pub(crate) fn announce(&self, is_empty: bool) {
         for store in self.all.iter() {
             if let Some(model) = store.single_model() {
                 tracing::info!(%model, "'{}' is a model, not a directory of models", store.name());
             }
         }
-        if found == 0 {
+        if is_empty {
             let names: Vec<String> = self.all.iter().map(|store| format!("'{}'", store.name())).collect();
             tracing::warn!(
                 "no models found in {}: a model repository has a directory for each model, such as NAME/1/model.onnx, with \

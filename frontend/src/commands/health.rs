@@ -16,10 +16,20 @@ pub(crate) fn run(address: &str) -> ExitCode {
     let reason = match status(address) {
         Ok(200) => return ExitCode::SUCCESS,
         Ok(status) => format!("{address} is not ready: it answered {status}"),
-        Err(error) => format!("{address} is not ready: {error}"),
+        Err(error) => failure(address, &error),
     };
     eprintln!("{reason}");
     ExitCode::FAILURE
+}
+
+/// Returns the text for a server that cannot be asked.
+fn failure(address: &str, error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::InvalidInput => {
+            format!("'{address}' is not an address of a server: expected HOST:PORT, for example localhost:8000")
+        }
+        _ => format!("{address} is not ready: {error}"),
+    }
 }
 
 /// Returns the status of the readiness check.
@@ -87,6 +97,16 @@ mod tests {
         assert_eq!(connect([closed, open].into_iter()).unwrap().peer_addr().unwrap(), open);
         assert_eq!(connect([closed].into_iter()).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
         assert_eq!(connect([].into_iter()).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn the_form_of_an_address_is_told() {
+        let reason = |address| failure(address, &status(address).unwrap_err());
+        for address in ["localhost", "localhost:x", "localhost:99999"] {
+            let text = reason(address);
+            assert!(text.contains(&format!("'{address}'")) && text.contains("expected HOST:PORT"), "{text}");
+        }
+        assert!(reason("127.0.0.1:1").starts_with("127.0.0.1:1 is not ready: "));
     }
 
     #[test]

@@ -207,6 +207,14 @@ fn sizes_do_not_overflow() {
 }
 
 #[test]
+fn errors_name_some_of_many_inputs() {
+    let many = (0..10_000).map(|number| int32(&format!("X{number}"), &[1, 16])).collect();
+    let error = config("simple", SIMPLE).check(&mut request(many)).unwrap_err();
+    assert!(error.message.contains("but got 10000 inputs") && error.message.contains(",'X63',...]"), "{error}");
+    assert!(error.message.len() < 1000, "{error}");
+}
+
+#[test]
 fn optional_inputs_may_be_omitted() {
     let source = SIMPLE.replace("{ name: \"INPUT", "{ optional: true name: \"INPUT");
     let optional = config("m", &source);

@@ -113,7 +113,7 @@ def test_the_page_shows_each_model(served, tmp_path):
         page.open(f"http://{server.metrics}/dashboard#model={full[1]}&version=1")
         text = lambda identifier: page.ask(f"document.getElementById({json.dumps(identifier)})?.innerText ?? ''")  # noqa: E731
         eventually("the page shows the model", lambda: text("scope-title") == f"{full[1]}, version 1")
-        rows = "[...document.querySelectorAll('tbody tr')].map((row) => row.innerText).filter((row) => row.includes('identity_fp32'))"
+        rows = "[...document.querySelectorAll('#models tbody tr')].map((row) => row.innerText)"
         found = eventually("both models are listed", lambda: len(found := page.ask(rows)) == 2 and found)
         assert all(name in row for name, row in zip(full, found, strict=True)), found
         assert page.complaints == []

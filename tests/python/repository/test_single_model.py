@@ -116,6 +116,12 @@ def test_polling_detects_a_new_model_file(tmp_path, place):
         assert server.infer("models", REQUEST)[0] == 200
 
 
+def test_an_empty_repository_of_models_that_are_loaded_by_request(tmp_path, place):
+    """The log does not warn: models may be added before they are loaded."""
+    with Server(tmp_path, [place], ["--model-control-mode=explicit"]) as server:
+        assert server.index() == {} and "no models found" not in server.log.read_text()
+
+
 def test_a_file_of_an_unknown_kind_is_refused(tmp_path, place):
     (place / "notes.txt").write_text("x")
     server = Server(tmp_path, [place / "notes.txt"])

@@ -35,6 +35,10 @@ impl<'m> Iterator for Fields<'m> {
 
     fn next(&mut self) -> Option<Field<'m>> {
         let mut after = self.0;
+        if after.is_empty() {
+            // Without the error of a missing key, which allocates memory.
+            return None;
+        }
         let (number, wire_type) = decode_key(&mut after).ok()?;
         let length = match wire_type {
             WireType::Varint => {
