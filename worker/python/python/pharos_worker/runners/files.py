@@ -103,6 +103,15 @@ def column(made, entry, batched):
     return made.reshape(made.shape[0], 1) if made.ndim + 1 == dims else made
 
 
+def refused(execute, requests, text):
+    """Returns the responses to requests that have an invalid value: an error with this text to a single one. Several are executed
+    alone, because the value may be that of one."""
+    if len(requests) > 1:
+        return [execute([request])[0] for request in requests]
+    error = pb_utils.TritonError(text, pb_utils.TritonError.INVALID_ARG)
+    return [pb_utils.InferenceResponse(error=error)]
+
+
 def part(results, begin, end, request):
     """Returns a request's rows of each output that it requests."""
     wanted = request.requested_output_names()

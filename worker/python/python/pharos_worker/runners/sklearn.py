@@ -96,10 +96,7 @@ class TritonPythonModel:
             results = {name: self.result(name, together) for name in self.outputs if name in wanted}
         except ValueError as error:
             # Invalid values, such as NaN, a wrong number of features, or a string that is not UTF-8.
-            if len(requests) > 1:
-                return [self.execute([request])[0] for request in requests]
-            failure = pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG)
-            return [pb_utils.InferenceResponse(error=failure)]
+            return files.refused(self.execute, requests, str(error))
         ends = np.cumsum(sizes)
         return [files.part(results, end - size, end, request) for request, size, end in zip(requests, sizes, ends)]
 

@@ -82,20 +82,14 @@ class TritonPythonModel:
         wrong = [array.shape for array in arrays if array.ndim != 2 or array.shape[1] != self.features]
         if wrong:
             text = f"input '{self.inputs[0]}' has shape {list(wrong[0])}; the model expects rows of {self.features} features"
-            if len(requests) > 1:
-                return [self.execute([request])[0] for request in requests]
-            error = pb_utils.TritonError(text, pb_utils.TritonError.INVALID_ARG)
-            return [pb_utils.InferenceResponse(error=error)]
+            return files.refused(self.execute, requests, text)
         together = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
         wanted = {name for request in requests for name in request.requested_output_names()}
         try:
             results = {name: self.result(name, together) for name in self.outputs if name in wanted}
         except ValueError as error:
             # XGBoost's errors are ValueErrors. Infinity is an invalid value.
-            if len(requests) > 1:
-                return [self.execute([request])[0] for request in requests]
-            error = pb_utils.TritonError(first_line(error), pb_utils.TritonError.INVALID_ARG)
-            return [pb_utils.InferenceResponse(error=error)]
+            return files.refused(self.execute, requests, first_line(error))
         ends = np.cumsum(sizes)
         return [files.part(results, end - size, end, request) for request, size, end in zip(requests, sizes, ends)]
 
