@@ -155,15 +155,19 @@ pub struct StringsError {
     pub prefixed: bool,
 }
 
-/// Checks that `data` consists of `expected` elements of an input of a model, in one pass.
+/// Checks that the pieces of a tensor's data consist of `expected` elements of an input of a model, in one pass.
 ///
 /// # Errors
 /// The framing is invalid, or the number of elements differs.
-pub fn check_strings((input, model): (&str, &str), data: &[u8], expected: u64) -> Result<(), StringsError> {
+pub fn check_strings<P: AsRef<[u8]>>(
+    (input, model): (&str, &str),
+    pieces: &[P],
+    expected: u64,
+) -> Result<(), StringsError> {
     let wrong = |prefixed: bool, message: String| Err(StringsError { message, prefixed });
-    let mut rest = data;
+    let mut rest = Pieces::of(pieces);
     let mut count = 0u64;
-    while let Some((prefix, after)) = rest.split_first_chunk::<4>() {
+    while let Some(length) = rest.length() {
         count += 1;
         if count > expected {
             let text = format!(
@@ -172,22 +176,20 @@ pub fn check_strings((input, model): (&str, &str), data: &[u8], expected: u64) -
             );
             return wrong(true, text);
         }
-        let length = u32::from_le_bytes(*prefix);
-        let Some(next) = after.get(length as usize..) else {
+        if !rest.skip(length as usize) {
             let text = format!(
                 "incomplete string data for inference input '{input}', expecting string of length {length} but only {} \
                  bytes available",
-                after.len()
+                rest.left
             );
             return wrong(false, text);
-        };
-        rest = next;
+        }
     }
-    if !rest.is_empty() {
+    if rest.left > 0 {
         let text = format!(
             "incomplete string length indicator for inference input '{input}' for model '{model}', expecting 4 bytes but \
              only {} bytes available. Please make sure the string length indicator is in one buffer.",
-            rest.len()
+            rest.left
         );
         return wrong(true, text);
     }
@@ -198,6 +200,57 @@ pub fn check_strings((input, model): (&str, &str), data: &[u8], expected: u64) -
         return wrong(true, text);
     }
     Ok(())
+}
+
+/// The bytes of some pieces that are not read yet.
+struct Pieces<'a, P> {
+    /// The rest of the current piece.
+    current: &'a [u8],
+    next: std::slice::Iter<'a, P>,
+    /// The number of bytes in all pieces.
+    left: usize,
+}
+
+impl<'a, P: AsRef<[u8]>> Pieces<'a, P> {
+    fn of(pieces: &'a [P]) -> Self {
+        let left = pieces.iter().map(|piece| piece.as_ref().len()).sum();
+        Self { current: &[], next: pieces.iter(), left }
+    }
+
+    /// Reads the length of an element; `None` if fewer bytes are left.
+    fn length(&mut self) -> Option<u32> {
+        if let Some((length, rest)) = self.current.split_first_chunk() {
+            (self.current, self.left) = (rest, self.left - length.len());
+            return Some(u32::from_le_bytes(*length));
+        }
+        let mut length = [0; 4];
+        if self.left < length.len() {
+            return None;
+        }
+        for byte in &mut length {
+            while self.current.is_empty() {
+                self.current = self.next.next()?.as_ref();
+            }
+            let (first, rest) = self.current.split_first()?;
+            (*byte, self.current, self.left) = (*first, rest, self.left - 1);
+        }
+        Some(u32::from_le_bytes(length))
+    }
+
+    /// Leaves out `count` bytes. Returns false if fewer are left.
+    fn skip(&mut self, mut count: usize) -> bool {
+        if count > self.left {
+            return false;
+        }
+        self.left -= count;
+        while count > self.current.len() {
+            count -= self.current.len();
+            let Some(next) = self.next.next() else { return false };
+            self.current = next.as_ref();
+        }
+        self.current = self.current.get(count..).unwrap_or_default();
+        true
+    }
 }
 
 #[cfg(test)]
@@ -222,6 +275,36 @@ mod tests {
         assert_eq!(element_count(&[i64::MAX, 2]), None);
         assert_eq!(byte_size(DataType::Fp64, &[i64::MAX]), None);
         assert_eq!(byte_size(DataType::Int16, &[2, 3]), Some(12));
+    }
+
+    #[test]
+    fn strings_are_checked_wherever_their_pieces_begin() {
+        let mut data = Vec::new();
+        for element in [&b"ab"[..], b"", b"a longer element", b"", b"z"] {
+            assert!(push_bytes_element(&mut data, element));
+        }
+        let check = |data: &[u8], expected, at: &[usize]| {
+            let mut pieces = vec![data];
+            for &at in at {
+                let last = pieces.pop().unwrap_or_default();
+                let (first, second) = last.split_at(at.min(last.len()));
+                pieces.extend([first, second]);
+            }
+            check_strings(("i", "m"), &pieces, expected).map_err(|wrong| wrong.message)
+        };
+        for short in 0..=data.len() {
+            let (whole, part) = (check(&data, 5, &[]), &data[..short]);
+            assert_eq!(whole, Ok(()));
+            for first in 0..=short {
+                for second in [0, 1, 3, 7] {
+                    for expected in [4, 5] {
+                        assert_eq!(check(part, expected, &[first, second, 2]), check(part, expected, &[]));
+                    }
+                }
+            }
+        }
+        let text = check(&data[..data.len() - 1], 5, &[3, 9]).unwrap_err();
+        assert!(text.contains("expecting string of length 1 but only 0 bytes available"), "{text}");
     }
 
     #[test]

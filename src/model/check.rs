@@ -265,7 +265,7 @@ impl ModelConfig {
         if spec.datatype == DataType::Bytes {
             return match tensor.data.region() {
                 Some(slice) => self.check_unseen_strings(name, slice.len, elements),
-                None => Ok(check_strings((name, model), &tensor.data.as_slice(), elements)?),
+                None => Ok(check_strings((name, model), tensor.data.pieces(), elements)?),
             };
         }
         let expected = byte_size(spec.datatype, dims).and_then(|size| size.checked_mul(items)).ok_or_else(too_large)?;

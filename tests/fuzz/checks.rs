@@ -1,11 +1,15 @@
 //! Invariants that must hold for any bytes from outside the process: one function per fuzz target. An ordinary test runs the
-//! functions on the corpora and past findings (`frontend/http/tests/corpus.rs`).
+//! functions on the corpora and past findings (`frontend/tests/corpus.rs`).
 
 use std::fmt::Debug;
+use std::fs;
 use std::path::{Component, Path};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
+use bytes::Bytes;
+use pharos::cache::{Entry, Identifier};
 use pharos::id::ModelVersion;
+use pharos::infer::InferRequest;
 use pharos::metrics::cache::{Cache, Settings};
 use pharos::metrics::catalog::{Catalog, Difference, Mode, Overrides, Setting, listing};
 use pharos::metrics::channel;
@@ -24,6 +28,10 @@ use pharos::wire::{PREFIX, decode_to_frontend, decode_to_worker};
 pub(crate) fn of(target: &str) -> Option<fn(&[u8])> {
     Some(match target {
         "http" => http,
+        "grpc" => grpc,
+        "archive" => archive,
+        "torchserve" => torchserve,
+        "cached" => cached,
         "regions" => regions,
         "wire" => wire,
         "ring" => ring,
@@ -40,6 +48,80 @@ pub(crate) fn of(target: &str) -> Option<fn(&[u8])> {
 /// HTTP bodies: decoding never panics for any length in the header, and a decoded request can be encoded.
 pub(crate) fn http(data: &[u8]) {
     pharos_http::fuzzing::request(data);
+}
+
+/// Messages of gRPC inference requests, in pieces and with typed contents.
+pub(crate) fn grpc(data: &[u8]) {
+    pharos_grpc::fuzzing::request(data);
+}
+
+/// Archives of models and environments: nothing is written outside of the target directory, nor more than the limits allow.
+pub(crate) fn archive(data: &[u8]) {
+    const LIMITS: (u64, u64) = (1 << 20, 64);
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let [file, model, environment] = ["archive", "model", "environment"].map(|name| folder.path().join(name));
+    fs::write(&file, data).expect("a file");
+    fs::create_dir(&model).expect("a directory");
+    let _ = pharos_torchserve::fuzzing::unpack_model(&file, &model, LIMITS);
+    let _ = pharos_engine::fuzzing::unpack_environment(&file, &environment, LIMITS);
+    assert_eq!(fs::read(&file).expect("the archive"), data);
+    for entry in fs::read_dir(folder.path()).expect("the temporary directory") {
+        let path = entry.expect("an entry").path();
+        assert!([&file, &model, &environment].contains(&&path), "{} is outside of the target", path.display());
+    }
+    for target in [model, environment] {
+        let (bytes, files) = contents(&target);
+        // The parents of a file are not counted; the last file may have one byte too many.
+        assert!(
+            bytes <= LIMITS.0 + 1 && files <= 64 * LIMITS.1,
+            "{bytes} bytes, {files} files in {}",
+            target.display()
+        );
+    }
+}
+
+/// Returns the number of bytes and of entries in a directory, without those of links.
+fn contents(directory: &Path) -> (u64, u64) {
+    let (mut bytes, mut entries) = (0, 0);
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let Ok(metadata) = fs::symlink_metadata(entry.path()) else { continue };
+        entries += 1;
+        if metadata.is_dir() {
+            let inside = contents(&entry.path());
+            (bytes, entries) = (bytes + inside.0, entries + inside.1);
+        } else if metadata.is_file() {
+            bytes += metadata.len();
+        }
+    }
+    (bytes, entries)
+}
+
+/// TorchServe's config.properties, model-config.yaml and forms. A form is its content type, a line break and its body.
+pub(crate) fn torchserve(data: &[u8]) {
+    if let Ok(text) = std::str::from_utf8(data) {
+        pharos_torchserve::fuzzing::texts(text);
+    }
+    let Some(end) = data.iter().position(|&byte| byte == b'\n') else { return };
+    let (content_type, body) = (String::from_utf8_lossy(&data[..end]), Bytes::copy_from_slice(&data[end + 1..]));
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    runtime.block_on(pharos_torchserve::fuzzing::form(&content_type, body));
+}
+
+/// Entries of the response cache that another program may have written: decoding never panics, and a decoded entry survives encoding
+/// and decoding.
+pub(crate) fn cached(data: &[u8]) {
+    let draft = Draft::from_text("backend: \"b\"\nmax_batch_size: 4", "config.pbtxt").expect("a valid configuration");
+    let completion = Completion { directory: "m", auto_complete: true, ..Completion::default() };
+    let config = draft.complete(&completion).expect("a complete configuration");
+    let request = InferRequest::default();
+    let key = Identifier::new(&ModelVersion::new("m", 1), &config).finish().key(&request);
+    let bytes = Bytes::from([b"PHRC\x01", &key.as_bytes()[..], data].concat());
+    let Ok(entry) = Entry::decode(&bytes, &key) else { return };
+    let _ = entry.check(&config, &request, 1);
+    let again = Entry::encode(&entry.to_response(&config, 1, &request), &key);
+    let again = Entry::decode(&again.into(), &key);
+    // Compared as text, because a NaN among the parameters is not equal to itself.
+    assert_eq!(format!("{again:?}"), format!("{:?}", Ok::<_, ()>(entry)));
 }
 
 /// HTTP load requests with files and a configuration: files of any name stay in the model's directory, and any configuration is
@@ -93,7 +175,7 @@ pub(crate) fn ring(data: &[u8]) {
     const HEAD: usize = 8 * 8;
     const RECORDS: usize = 32 * 8;
     let (descriptor, mut reader) = channel::create(16 << 10).expect("the ring can be created");
-    let length = std::fs::File::from(descriptor.try_clone().expect("a descriptor")).metadata().expect("a length").len();
+    let length = fs::File::from(descriptor.try_clone().expect("a descriptor")).metadata().expect("a length").len();
     let length = usize::try_from(length).expect("a length");
     let memory = SharedMemory::map(&descriptor, length).expect("the ring can be mapped");
     // The first two bytes are the number of words that the producer claims to have written.
@@ -119,12 +201,16 @@ pub(crate) fn config(data: &[u8]) {
     }
 }
 
+const SMALL: &str = "model_metrics:\n  counter: [{name: Hits, unit: Count, dimensions: [page]}]\n  gauge: [{name: Level, unit: m}]\n  \
+                     histogram: [{name: Size, unit: B}]\n  summary: [{name: Spread, unit: B}]\n";
+
 /// Returns a cache with one metric of each type that also accepts a few undeclared metrics.
 fn small_cache() -> Arc<Cache> {
-    let text = "model_metrics:\n  counter: [{name: Hits, unit: Count, dimensions: [page]}]\n  gauge: [{name: Level, unit: m}]\n  \
-                histogram: [{name: Size, unit: B}]\n  summary: [{name: Spread, unit: B}]\n";
+    // Parsed once: this takes longer than most checks.
+    static CATALOG: LazyLock<Catalog> =
+        LazyLock::new(|| Catalog::parse(SMALL, "metrics.yaml").expect("a valid definition"));
     let settings = Settings { auto_detect: true, max_series: 4, ..Settings::new("host") };
-    Arc::new(Cache::new(Catalog::parse(text, "metrics.yaml").expect("a valid definition"), settings))
+    Arc::new(Cache::new(CATALOG.clone(), settings))
 }
 
 /// Checks that each line of the exposition has a valid name and a value.

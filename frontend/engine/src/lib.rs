@@ -4,6 +4,7 @@ pub mod cache;
 mod calls;
 pub mod engine;
 mod ensemble;
+pub mod fuzzing;
 pub mod launch;
 pub mod loader;
 #[allow(unsafe_code)]

@@ -101,6 +101,7 @@ fn malformed_contents_are_refused() {
         ("FP32", &[0x30, 1]),
         ("FP64", &[0x3d, 1, 2, 3, 4]),
         ("BYTES", &[0x40, 1]),
+        ("INT8", &[0x4b, 0x12, 1, 1, 0x4c]),
     ] {
         let error = with_encoded_contents(datatype, contents).unwrap_err();
         let expected = "the contents of input tensor 'X' for model 'm' are malformed";

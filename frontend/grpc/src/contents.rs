@@ -56,7 +56,14 @@ pub(super) fn bytes(contents: &[u8], of: Of<'_>) -> Result<Option<Vec<u8>>, Infe
 /// Returns which fields are set; `None` if the contents are malformed.
 fn fields_set(contents: &[u8]) -> Option<[bool; FIELDS.len()]> {
     let (mut set, mut fields) = ([false; FIELDS.len()], Fields::of(contents));
-    for field in fields.by_ref().filter(is_known) {
+    for field in fields.by_ref() {
+        // The fields of a group are not those of the contents. No version of the protocol has groups.
+        if matches!(field.wire_type, WireType::StartGroup | WireType::EndGroup) {
+            return None;
+        }
+        if !is_known(&field) {
+            continue;
+        }
         // Packed numbers may be none; a string may be empty.
         *set.get_mut(field.number as usize - 1)? |= field.number == STRINGS || !field.value.is_empty();
     }

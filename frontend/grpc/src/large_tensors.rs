@@ -117,7 +117,7 @@ where
 
 /// Removes the large inputs from a message. Returns the remaining message with its prefix, and the inputs; `None` if the message
 /// has none or is malformed.
-fn split(mut message: Data) -> Option<(Bytes, Inputs)> {
+pub(super) fn split(mut message: Data) -> Option<(Bytes, Inputs)> {
     let (mut head, mut inputs, mut place) = (BytesMut::with_capacity(1024), Vec::new(), 0);
     head.put_bytes(0, PREFIX);
     let mut fields = 0;

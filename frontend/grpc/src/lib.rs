@@ -8,6 +8,7 @@ pub mod codec;
 mod compress;
 mod contents;
 mod deadline;
+pub mod fuzzing;
 mod health;
 mod inference;
 mod large_tensors;
@@ -31,7 +32,7 @@ use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Request, Response, StatusCode};
 use pharos::access::Restrictions;
 use pharos::metrics::labels::Listener;
-use pharos::service::Service;
+use pharos::service::{Route, Service};
 use tokio::net::TcpListener;
 use tonic::Status;
 use tonic::body::Body;
@@ -47,10 +48,11 @@ use self::load_report::proto::open_rca_service_server::OpenRcaServiceServer;
 use self::proto::grpc_inference_service_server::GrpcInferenceServiceServer;
 use pharos_listener as listener;
 use pharos_listener::PhaseReceiver;
+use pharos_listener::access::routes::of_grpc;
 use pharos_listener::access::{Access, Forward};
 use pharos_listener::body_timeout::{BodyLimits, LimitedBody};
 use pharos_listener::receiving::Budget;
-use pharos_listener::receiving::grpc::{Limits, MAX_MESSAGE, received};
+use pharos_listener::receiving::grpc::{Limits, MAX_MESSAGE, bounds_of, received};
 use pharos_listener::response_timing::ResponseTiming;
 
 /// The generated messages and the service of package `inference`.
@@ -191,27 +193,27 @@ where
             *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
             return Box::pin(std::future::ready(Ok(response)));
         }
-        let limits = self.limits;
-        if !request.uri().path().starts_with("/inference.GRPCInferenceService/") {
-            let request = received(request, (&self.budget, limits));
-            let others = self.others.clone().call(request.map(Body::new));
-            return Box::pin(others);
-        }
+        let route = of_grpc(request.uri().path());
         // A stream may be idle for any time between requests.
-        let idle_timeout =
-            if request.uri().path().ends_with("/ModelStreamInfer") { Duration::ZERO } else { self.body_timeout };
+        let is_stream = matches!(route, Route::StreamInfer | Route::Reflection);
+        let idle_timeout = if is_stream { Duration::ZERO } else { self.body_timeout };
         let body_limits = BodyLimits { idle_timeout, chunked: false };
         let request = request.map(|body| {
             LimitedBody::new(body, body_limits, |fault| Box::new(Status::invalid_argument(fault.to_string())))
         });
+        let (budget, limits) = bounds_of(route, (&self.budget, self.limits));
+        let request = received(request, (&budget, limits));
+        if !request.uri().path().starts_with("/inference.GRPCInferenceService/") {
+            let others = self.others.clone().call(request.map(Body::new));
+            return Box::pin(others);
+        }
         let compresses = self.compress || request.headers().contains_key("grpc-encoding");
         let answer_format = compress::accepted(request.headers()).filter(|_| compresses);
-        let request = received(request, (&self.budget, limits));
-        let is_infer = request.uri().path().ends_with("/ModelInfer");
+        let is_infer = route == Route::Infer;
         if !is_infer && answer_format.is_none() {
             return self.plain.call(request);
         }
-        let (mut plain, budget) = (self.plain.clone(), self.budget.clone());
+        let mut plain = self.plain.clone();
         Box::pin(async move {
             let response = match is_infer {
                 true => plain.call(large_tensors::take(request).await).await.map(large_tensors::reassemble),

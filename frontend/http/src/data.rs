@@ -6,10 +6,10 @@
 use std::num::IntErrorKind;
 use std::str::FromStr;
 
-use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::error::InferError;
 use pharos::tensor::{DataType, push_bytes_element};
 
-use super::json::{Key, nonfinite, parse_error, string_end, type_error};
+use super::json::{Key, as_f64, parse_error, string_end, type_error};
 
 const PREFIX: &str = "Unable to parse 'data'";
 const WRONG_COUNT: &str = "Shape does not match true shape of 'data' field";
@@ -75,8 +75,8 @@ pub(super) fn flatten(name: &str, json: &str, datatype: DataType, elements: u64)
         DataType::Int16 => input.fill(|token| input.signed::<i16>(token).map(i16::to_le_bytes)),
         DataType::Int32 => input.fill(|token| input.signed::<i32>(token).map(i32::to_le_bytes)),
         DataType::Int64 => input.fill(|token| input.signed::<i64>(token).map(i64::to_le_bytes)),
-        DataType::Fp32 => input.fill(|token| float(token).map(|value| (value as f32).to_le_bytes())),
-        DataType::Fp64 => input.fill(|token| float(token).map(f64::to_le_bytes)),
+        DataType::Fp32 => input.fill(|token| as_f64(token, PREFIX).map(|value| (value as f32).to_le_bytes())),
+        DataType::Fp64 => input.fill(|token| as_f64(token, PREFIX).map(f64::to_le_bytes)),
         DataType::Bytes => input.strings(),
         DataType::Fp16 | DataType::Bf16 => Err(InferError::invalid(format!(
             "receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
@@ -183,28 +183,6 @@ fn boolean(token: &str) -> Result<bool, InferError> {
         "false" => Ok(false),
         _ => Err(type_error(PREFIX, "attempt to access JSON non-boolean as boolean")),
     }
-}
-
-fn float(token: &str) -> Result<f64, InferError> {
-    let not_a_number = || type_error(PREFIX, "attempt to access JSON non-number as double");
-    match token.as_bytes().first() {
-        Some(b'-' | b'0'..=b'9') => {
-            let value: f64 = token.parse().map_err(|_| not_a_number())?;
-            if value == 0.0 {
-                // The numbers that represent `NaN` and infinities are zeros.
-                return Ok(nonfinite(token).unwrap_or(value));
-            }
-            if value.is_finite() { Ok(value) } else { Err(too_big(token)) }
-        }
-        _ => Err(not_a_number()),
-    }
-}
-
-fn too_big(token: &str) -> InferError {
-    let shown: String = token.chars().take(32).collect();
-    let message =
-        format!("failed to parse the request JSON buffer: Number too big to be stored in double. got {shown}");
-    InferError::new(ErrorCode::Internal, Reason::Malformed, message)
 }
 
 #[cfg(test)]

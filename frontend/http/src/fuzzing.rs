@@ -8,6 +8,7 @@ use pharos::tensor::{DataType, byte_size};
 
 use super::codec::{AnswerForm, Head, decode, encode};
 use super::generate::convert;
+use super::v1::request::parse;
 use super::{repository, shared_memory};
 
 /// Returns the parameters of a load request by name; empty if `body` is not a valid load request.
@@ -41,7 +42,7 @@ pub fn request(data: &[u8]) {
     }
 }
 
-/// Parses any body as a request of the generate extension, and checks that the data of each tensor matches its shape.
+/// Parses any body as a request of the generate extension and of v1, and checks that the data of each tensor matches its shape.
 fn generate(body: &[u8]) {
     let inputs = [
         ("I", "INT32", vec![-1]),
@@ -57,13 +58,13 @@ fn generate(body: &[u8]) {
     let (name, platform, versions, outputs) = ("m".to_owned(), String::new(), Vec::new(), Vec::new());
     let model = ModelMetadata { name, versions, platform, inputs: inputs.map(tensor).to_vec(), outputs };
     let mut request = InferRequest::default();
-    if convert::request(body, &model, &mut request).is_ok() {
-        for InferInput { name, tensor } in request.inputs {
-            let fits = tensor.datatype == DataType::Bytes
-                || byte_size(tensor.datatype, &tensor.shape) == Some(tensor.data.len() as u64);
-            assert!(fits, "{name} {:?} has {} bytes", tensor.shape, tensor.data.len());
-            let outputs = vec![InferOutput { name, tensor }];
-            let _ = convert::response(&InferResponse { outputs, ..InferResponse::default() });
-        }
+    let generated = convert::request(body, &model, &mut request).map(|_| request.inputs);
+    let predicted = parse(body, &model.inputs).map(|(inputs, _)| inputs);
+    for InferInput { name, tensor } in [generated, predicted].into_iter().flatten().flatten() {
+        let fits = tensor.datatype == DataType::Bytes
+            || byte_size(tensor.datatype, &tensor.shape) == Some(tensor.data.len() as u64);
+        assert!(fits, "{name} {:?} has {} bytes", tensor.shape, tensor.data.len());
+        let outputs = vec![InferOutput { name, tensor }];
+        let _ = convert::response(&InferResponse { outputs, ..InferResponse::default() });
     }
 }

@@ -361,24 +361,60 @@ pub(super) fn with_allowed_values<T>(
     })
 }
 
-/// Returns `value` as a parameter; `None` for objects, arrays and null.
-pub(super) fn as_parameter(value: &RawValue) -> Option<Parameter> {
+/// Returns the value of the parameter `key`.
+///
+/// # Errors
+/// Fails for objects, arrays, null, and numbers that are too large.
+pub(super) fn as_parameter(key: &str, value: &RawValue) -> Result<Parameter, InferError> {
     let text = value.get();
-    match text.as_bytes().first()? {
-        b'"' => {
-            let Key(string) = serde_json::from_str(text).ok()?;
-            Some(Parameter::String(string.into_owned()))
-        }
-        b't' => Some(Parameter::Bool(true)),
-        b'f' => Some(Parameter::Bool(false)),
-        b'-' | b'0'..=b'9' => Some(
-            (text.parse().map(Parameter::Int))
-                .or_else(|_| text.parse().map(Parameter::Uint))
-                .or_else(|_| nonfinite(text).map_or_else(|| text.parse(), Ok).map(Parameter::Double))
-                .ok()?,
-        ),
+    let parameter = match text.as_bytes().first() {
+        Some(b'"') => serde_json::from_str(text).ok().map(|Key(string)| Parameter::String(string.into_owned())),
+        Some(b't') => Some(Parameter::Bool(true)),
+        Some(b'f') => Some(Parameter::Bool(false)),
+        Some(b'-' | b'0'..=b'9') => Some(number(text)?),
         _ => None,
+    };
+    parameter.ok_or_else(|| {
+        InferError::invalid(format!(
+            "parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'."
+        ))
+    })
+}
+
+fn number(text: &str) -> Result<Parameter, InferError> {
+    if let Ok(int) = text.parse() {
+        return Ok(Parameter::Int(int));
     }
+    if let Ok(uint) = text.parse() {
+        return Ok(Parameter::Uint(uint));
+    }
+    as_f64(text, "Unable to parse 'parameters'").map(Parameter::Double)
+}
+
+/// Returns the value of a number. `prefix` introduces the error of another value.
+///
+/// # Errors
+/// Fails for other values and for numbers that are too large.
+pub(super) fn as_f64(text: &str, prefix: &str) -> Result<f64, InferError> {
+    let not_a_number = || type_error(prefix, "attempt to access JSON non-number as double");
+    match text.as_bytes().first() {
+        Some(b'-' | b'0'..=b'9') => {
+            let value: f64 = text.parse().map_err(|_| not_a_number())?;
+            if value == 0.0 {
+                // The numbers that represent `NaN` and infinities are zeros.
+                return Ok(nonfinite(text).unwrap_or(value));
+            }
+            if value.is_finite() { Ok(value) } else { Err(too_big(text)) }
+        }
+        _ => Err(not_a_number()),
+    }
+}
+
+fn too_big(number: &str) -> InferError {
+    let shown: String = number.chars().take(32).collect();
+    let message =
+        format!("failed to parse the request JSON buffer: Number too big to be stored in double. got {shown}");
+    InferError::new(ErrorCode::Internal, Reason::Malformed, message)
 }
 
 #[cfg(test)]
@@ -394,6 +430,19 @@ mod tests {
         assert_eq!(error.message, "JSON nesting depth exceeds maximum allowed limit (100)");
         assert_eq!(error.code, ErrorCode::InvalidArg);
         assert_eq!(check_depth(&format!("[\"{}\\\"[\", {}]", "[".repeat(300), "[],".repeat(200))), Ok(()));
+    }
+
+    #[test]
+    fn a_parameter_may_be_any_number_that_fits() {
+        let parameter = |text: &str| as_parameter("x", serde_json::from_str(text).unwrap());
+        for number in ["1e400", "-1e400", "1e99999999999999999999"] {
+            let error = parameter(number).unwrap_err();
+            assert!(error.message.contains("Number too big to be stored in double"), "{number}: {error}");
+        }
+        assert_eq!(parameter("1e300").unwrap(), Parameter::Double(1e300));
+        assert_eq!(parameter("18446744073709551616").unwrap(), Parameter::Double(18_446_744_073_709_551_616.0));
+        assert_eq!(parameter("18446744073709551615").unwrap(), Parameter::Uint(u64::MAX));
+        assert_eq!(parameter("null").unwrap_err().code, ErrorCode::InvalidArg);
     }
 
     #[test]

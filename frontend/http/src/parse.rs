@@ -149,11 +149,7 @@ fn request_parameters(parameters: &RawValue, request: &mut InferRequest) -> Resu
                 ));
             }
             _ => {
-                let parameter = as_parameter(value).ok_or_else(|| {
-                    InferError::invalid(format!(
-                        "parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'."
-                    ))
-                })?;
+                let parameter = as_parameter(&key, value)?;
                 request.parameters.push((key.into_owned(), parameter));
             }
         }

@@ -3,7 +3,7 @@
 //! Paths and bodies follow KServe's data plane v1 and TensorFlow Serving's REST interface. Inference uses the same path as v2.
 //! The JSON is interpreted by the model's inputs, and each request is counted under the route of its v2 counterpart.
 
-mod request;
+pub(super) mod request;
 mod response;
 
 use std::collections::BTreeSet;

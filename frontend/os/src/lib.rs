@@ -1,6 +1,6 @@
 //! Operating system services of the frontend: the clock, the server's directories, the limit of file descriptors, watched files,
 //! connections to other servers, child processes, control groups, the user of workers, the order of processes when memory runs
-//! out, threads and their scheduling, work in the background, and messages to systemd.
+//! out, threads and their scheduling, work in the background, the headers of tar archives, and messages to systemd.
 
 pub mod background;
 pub mod blocking;
@@ -20,6 +20,7 @@ pub mod scheduling;
 pub mod service_manager;
 #[allow(unsafe_code)]
 pub mod sockets;
+pub mod tar_attributes;
 pub mod threads;
 pub mod variables;
 #[allow(unsafe_code)]

@@ -6,7 +6,7 @@ mod keep;
 mod manifest;
 mod pieces;
 mod requirements;
-mod unpack;
+pub(crate) mod unpack;
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

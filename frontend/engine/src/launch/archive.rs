@@ -89,6 +89,8 @@ pub(super) fn unpacked(
             let _ = remove(&path);
             return Err(error);
         }
+        // Otherwise the mark could outlive a power failure that the files do not.
+        rustix::fs::syncfs(&lock).map_err(|error| in_folder(error.into()))?;
         lock.seek(SeekFrom::Start(0)).and_then(|_| lock.write_all(READY)).map_err(in_folder)?;
     }
     // The modification time of the lock file is the time of the last use.

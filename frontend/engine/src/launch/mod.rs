@@ -12,7 +12,7 @@ mod interpreter;
 pub mod limits;
 pub mod sandbox;
 mod settings;
-mod unpack;
+pub(crate) mod unpack;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -282,7 +282,7 @@ const CUDA_PROVIDER: &str = "libonnxruntime_providers_cuda.so";
 
 /// Returns why ONNX Runtime cannot run models on GPUs, as the end of a sentence; `None` if it can.
 pub(crate) fn no_cuda_provider(program: &Program) -> Option<String> {
-    let advice = "`pip install onnxruntime-gpu` installs it";
+    let advice = "`pip install onnxruntime-gpu[cuda,cudnn]` installs it";
     let Some(library) = &program.onnxruntime else {
         return Some(format!(
             "ONNX Runtime is not installed, and the embedded runtime supports only processors; {advice}"

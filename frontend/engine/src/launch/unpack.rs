@@ -1,29 +1,26 @@
 //! Unpacks tar archives of Python environments. No entry can leave the target directory, use much memory, or prevent that the next
 //! ones are unpacked.
 
-use std::cell::Cell;
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Component, Path};
 
 use flate2::bufread::MultiGzDecoder;
+use pharos_os::tar_attributes::AttributeLimit;
 use tar::{Archive, EntryType};
 
 /// The size limits of an environment; PyTorch with CUDA has about 8 GB.
 const MAX_BYTES: u64 = 64 << 30;
 const MAX_FILES: u64 = 4_000_000;
 
-/// The limit of the name, the link target and the attributes of one entry in bytes. They are read into memory.
-const MAX_ATTRIBUTES: u64 = 1 << 20;
-
 /// The permissions of the owner of a directory, without which nothing can be unpacked there or removed from there.
 const USABLE: u32 = 0o700;
 
 /// The size limits of an environment.
-pub(super) struct Limits {
-    pub(super) bytes: u64,
-    pub(super) files: u64,
+pub(crate) struct Limits {
+    pub(crate) bytes: u64,
+    pub(crate) files: u64,
 }
 
 impl Default for Limits {
@@ -33,7 +30,7 @@ impl Default for Limits {
 }
 
 /// Unpacks a tar file, compressed with gzip or not, into a new directory.
-pub(super) fn unpack(file: &File, target: &Path, limits: &Limits) -> io::Result<()> {
+pub(crate) fn unpack(file: &File, target: &Path, limits: &Limits) -> io::Result<()> {
     DirBuilder::new().mode(0o700).create(target)?;
     let mut reader = BufReader::with_capacity(1 << 18, file);
     if reader.fill_buf()?.starts_with(&[0x1f, 0x8b]) {
@@ -44,14 +41,13 @@ pub(super) fn unpack(file: &File, target: &Path, limits: &Limits) -> io::Result<
 }
 
 fn unpack_tar(reader: impl Read, target: &Path, limits: &Limits) -> io::Result<()> {
-    let end = Cell::new(MAX_ATTRIBUTES);
-    let mut archive = Archive::new(Bounded { reader, position: 0, end: &end });
+    let attributes = AttributeLimit::default();
+    let mut archive = Archive::new(attributes.reader(reader));
     archive.set_preserve_mtime(true);
     let (mut bytes, mut files) = (0u64, 0u64);
     for entry in archive.entries()? {
         let mut entry = entry?;
-        // Until the entry after this one is known, only its attributes are read.
-        end.set(entry.raw_file_position().saturating_add(entry.size()).saturating_add(MAX_ATTRIBUTES));
+        attributes.allow(entry.raw_file_position(), entry.size());
         let (name, kind) = (entry.path()?.into_owned(), entry.header().entry_type());
         let refuse = |why: &str| Err(io::Error::other(format!("'{}' {why}", name.display())));
         bytes = bytes.saturating_add(entry.size());
@@ -88,22 +84,4 @@ fn unpack_tar(reader: impl Read, target: &Path, limits: &Limits) -> io::Result<(
 fn make_usable(directory: &Path) -> io::Result<()> {
     let mode = fs::symlink_metadata(directory)?.permissions().mode();
     if mode & USABLE == USABLE { Ok(()) } else { fs::set_permissions(directory, Permissions::from_mode(mode | USABLE)) }
-}
-
-/// A reader that refuses to read beyond a position, which changes while it reads.
-struct Bounded<'a, R> {
-    reader: R,
-    position: u64,
-    end: &'a Cell<u64>,
-}
-
-impl<R: Read> Read for Bounded<'_, R> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let read = self.reader.read(into)?;
-        self.position = self.position.saturating_add(read as u64);
-        if self.position <= self.end.get() {
-            return Ok(read);
-        }
-        Err(io::Error::other(format!("the name and the attributes of an entry have more than {MAX_ATTRIBUTES} bytes")))
-    }
 }

@@ -68,12 +68,7 @@ fn member(key: &str, value: &RawValue, model: &ModelMetadata, request: &mut Infe
         request.inputs.push(InferInput { name: key.to_owned(), tensor });
         return Ok(());
     }
-    let parameter = as_parameter(value).ok_or_else(|| {
-        InferError::invalid(format!(
-            "parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'."
-        ))
-    })?;
-    request.parameters.push((key.to_owned(), parameter));
+    request.parameters.push((key.to_owned(), as_parameter(key, value)?));
     Ok(())
 }
 

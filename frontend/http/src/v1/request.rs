@@ -27,7 +27,7 @@ object! {
 
 /// The form of the tensors in a request and in its response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(crate) enum Form {
     /// `instances` with this number of rows.
     Rows(u64),
     /// `inputs`.
@@ -38,7 +38,7 @@ pub(super) enum Form {
 ///
 /// # Errors
 /// Fails if the text is not a valid request or does not match the model's inputs.
-pub(super) fn parse(json: &[u8], inputs: &[TensorMetadata]) -> Result<(Vec<InferInput>, Form), InferError> {
+pub(crate) fn parse(json: &[u8], inputs: &[TensorMetadata]) -> Result<(Vec<InferInput>, Form), InferError> {
     parse_any(json, inputs).map_err(|error| match error.reason {
         // Triton's reader answers 500; TensorFlow Serving and KServe answer 400.
         Reason::Malformed => InferError { code: ErrorCode::InvalidArg, ..error },

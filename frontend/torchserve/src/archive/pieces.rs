@@ -7,11 +7,11 @@ use std::path::{Component, Path, PathBuf};
 
 /// Limits on an unpacked archive.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(crate) struct Limits {
     /// The total size of all files, in bytes.
-    pub(super) bytes: u64,
+    pub(crate) bytes: u64,
     /// The number of files and directories.
-    pub(super) pieces: u64,
+    pub(crate) pieces: u64,
 }
 
 /// An unpacked archive may have [`GROWTH`] times the size of the archive file, and at least [`MINIMUM`] bytes.

@@ -244,6 +244,25 @@ fn enforces_limits_whatever_sizes_are_declared() {
 }
 
 #[test]
+fn limits_the_headers_of_an_entry() {
+    let fixture = Fixture::new(&[]);
+    // Both are read into memory before the entry is known: GNU's long name, and the attributes of pax.
+    for kind in [EntryType::GNULongName, EntryType::XHeader] {
+        let mut builder =
+            Builder::new(GzEncoder::new(File::create(fixture.store("m.tar.gz")).unwrap(), Compression::fast()));
+        let name = vec![b'n'; 8 << 20];
+        let mut header = Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_size(name.len() as u64);
+        header.set_cksum();
+        builder.append(&header, &*name).unwrap();
+        builder.into_inner().unwrap().finish().unwrap();
+        let refused = fixture.open("m.tar.gz").unwrap_err();
+        assert!(refused.message.contains("attributes of an entry have more than 1048576 bytes"), "{kind:?}: {refused}");
+    }
+}
+
+#[test]
 fn accepts_stored_entries_and_refuses_truncated_archives() {
     let fixture = Fixture::new(&[]);
     let mut bytes = Cursor::new(Vec::new());

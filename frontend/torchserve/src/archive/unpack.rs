@@ -6,17 +6,18 @@ use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
 use flate2::bufread::MultiGzDecoder;
+use pharos_os::tar_attributes::AttributeLimit;
 use tar::EntryType;
 use zip::ZipArchive;
 
-pub(super) use super::pieces::Limits;
+pub(crate) use super::pieces::Limits;
 use super::pieces::Pieces;
 
 /// Unpacks the archive in `file`.
 ///
 /// # Errors
 /// The archive is truncated or invalid, or has an entry that is not allowed; the text names the entry.
-pub(super) fn unpack(file: &Path, target: &Path, limits: &Limits) -> Result<(), String> {
+pub(crate) fn unpack(file: &Path, target: &Path, limits: &Limits) -> Result<(), String> {
     let unreadable = |error: std::io::Error| format!("cannot read the archive: {error}");
     if !std::fs::metadata(file).map_err(unreadable)?.is_file() {
         return Err(format!("'{}' is neither a regular file nor a directory", file.display()));
@@ -69,9 +70,11 @@ fn unzip(reader: BufReader<File>, pieces: &mut Pieces<'_>) -> Result<(), String>
 
 fn untar(reader: impl Read, pieces: &mut Pieces<'_>) -> Result<(), String> {
     let broken = |error: std::io::Error| format!("broken tar file: {error}");
-    let mut archive = tar::Archive::new(reader);
+    let attributes = AttributeLimit::default();
+    let mut archive = tar::Archive::new(attributes.reader(reader));
     for entry in archive.entries().map_err(broken)? {
         let entry = entry.map_err(broken)?;
+        attributes.allow(entry.raw_file_position(), entry.size());
         let name = entry.path().map_err(broken)?.to_str().map(str::to_owned);
         let name = name.ok_or("the name of an entry is not UTF-8")?;
         match entry.header().entry_type() {

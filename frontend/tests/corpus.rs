@@ -3,14 +3,30 @@
 use std::fs;
 use std::path::Path;
 
-#[path = "../../../tests/fuzz/checks.rs"]
+#[path = "../../tests/fuzz/checks.rs"]
 #[allow(dead_code, clippy::expect_used)]
 mod checks;
 
 #[test]
 fn every_file_of_every_corpus_passes_its_check() {
-    let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz");
-    for target in ["http", "wire", "ring", "config", "statsd", "legacy", "metrics", "repository", "regions", "trace"] {
+    let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fuzz");
+    let targets = [
+        "http",
+        "grpc",
+        "wire",
+        "ring",
+        "config",
+        "statsd",
+        "legacy",
+        "metrics",
+        "repository",
+        "regions",
+        "trace",
+        "archive",
+        "torchserve",
+        "cached",
+    ];
+    for target in targets {
         let check = checks::of(target).expect("a check for each target");
         let mut files = 0;
         for folder in ["corpus", "findings"] {
