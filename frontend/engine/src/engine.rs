@@ -236,22 +236,24 @@ impl Engine {
             // The model may be unloaded between its load and this request.
             let demanded = match self.check_open() {
                 Ok(()) => self.inner.loader.demand(model, loader::wait_limit(request)).await,
-                Err(_) => Ok(false),
+                Err(_) => Ok(None),
             };
-            match demanded {
-                Ok(true) => {}
-                Ok(false) => return self.resolve_accepting_model(request).map_err(|_| refusal.count()),
+            let load = match demanded {
+                Ok(load) => load,
                 Err(error) => {
                     refusal.count();
                     return Err(error);
                 }
-            }
+            };
             match self.resolve_accepting_model(request) {
                 Ok(serving) => {
-                    self.inner.loader.models().snapshot().record_waited(model.0);
+                    if load.is_some() {
+                        self.inner.loader.models().snapshot().record_waited(model.0);
+                    }
                     return Ok(serving);
                 }
-                Err(refused) => refusal = refused,
+                Err(refused) if self.inner.loader.may_be_demanded(request) => refusal = refused,
+                Err(_) => return Err(refusal.count()),
             }
         }
         Err(refusal.count())

@@ -2,6 +2,8 @@
 from loading."""
 
 import json
+import random
+import threading
 
 import pytest
 
@@ -141,3 +143,32 @@ def test_a_model_beyond_the_limit_does_not_make_others_of_its_backend_impossible
     assert server.infer("small", VALUES)[0] == 200
     assert ready(server) == {("kept", "1"), ("small", "1")}
     assert total(server.scrape(), "pharos_on_demand_loads_total", model="small", result="success") == 1
+
+
+@needs_worker
+def test_a_loaded_model_stays_until_the_requests_that_waited_for_it_have_found_it(start, tmp_path):
+    """Models have room for two of six, so that each load makes others leave. All requests are answered."""
+    folder, names = tmp_path / "models", [f"m{number}" for number in range(6)]
+    for name in names:
+        write(folder, name, PYTHON_CONFIG, v1=CODE.replace("SIZE", str(60 * MB)))
+    server = start([], MODE, f"--model-memory-limit={180 * MB}", f"--python={PYTHON}", repository=folder)
+    for name in names:
+        # Now their sizes are known.
+        assert server.infer(name, VALUES)[0] == 200
+    refused = []
+
+    def client(seed: int):
+        chance = random.Random(seed)
+        for _ in range(40):
+            name = chance.choice(names)
+            status, answer = server.infer(name, VALUES)
+            if status != 200:
+                refused.append((name, status, answer))
+
+    clients = [threading.Thread(target=client, args=(seed,)) for seed in range(12)]
+    for one_client in clients:
+        one_client.start()
+    for one_client in clients:
+        one_client.join()
+    assert not refused, refused[:3]
+    assert total(server.scrape(), "pharos_on_demand_unloads_total", reason="memory") > 20

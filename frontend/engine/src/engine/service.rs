@@ -76,7 +76,7 @@ impl Service for Engine {
         }
         let (model, version) = self.in_repository(model, version)?;
         let limit = (timeout_us > 0).then(|| Duration::from_micros(timeout_us));
-        if self.inner.loader.demand((&model, version), limit).await? {
+        if self.inner.loader.demand((&model, version), limit).await?.is_some() {
             self.inner.loader.models().snapshot().record_waited(&model);
         }
         Ok(())

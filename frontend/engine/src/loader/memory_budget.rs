@@ -17,7 +17,7 @@ use tokio::sync;
 
 use super::Loader;
 use super::memory_sizes::{ToLoad, ToMeasure, files_of};
-use super::unloading::demanded;
+use super::unloading::{any_is_awaited, demanded};
 use crate::model_memory::{MemoryShare, Totals};
 use crate::serving::{Serving, Snapshot, UnloadedVersion};
 use pharos_os::{blocking, clock};
@@ -338,7 +338,7 @@ impl Loader {
 
     /// Waits until the bytes that `needed` returns are free, and reserves them. If unloading models is not enough, waits while
     /// `may_change` for the memories that lack them: the sizes of models that are being loaded may be smaller than reserved, and they
-    /// may be unloaded afterwards. What is needed may change too, since models of the same backend are measured meanwhile.
+    /// may be unloaded afterwards, once the requests that waited for them have found them. What is needed may change too, since models of the same backend are measured meanwhile.
     async fn make_room(
         self: &Arc<Self>,
         name: &str,
@@ -373,7 +373,8 @@ impl Loader {
         let _turn = self.memory.turn();
         // Read first: if a load ends afterwards, the next call considers its size, and may unload it.
         let limits = memory.limits().iter().map(|(limited, _)| limited);
-        let changing: Vec<Memory> = limits.filter(|limited| may_change(&memory.totals(*limited))).collect();
+        let awaited = any_is_awaited(&self.models.snapshot());
+        let changing: Vec<Memory> = limits.filter(|limited| awaited || may_change(&memory.totals(*limited))).collect();
         if memory.missing(needed).is_zero() {
             return Ok(Some(memory.reserve(needed.clone())));
         }

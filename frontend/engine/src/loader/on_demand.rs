@@ -17,11 +17,14 @@ use super::control::LoadRequest;
 use super::prepare::{Configuration, Prepared};
 use super::unloading::{Demanded, demanded, leave_members};
 use super::{Loader, Mode};
-use crate::serving::{ModelTable, OnDemand, Snapshot};
+use crate::serving::{ModelTable, OnDemand, Outcome, Snapshot};
 use pharos_os::clock;
 
 /// The longest time between two looks for models without use.
 const LONGEST_LOOK: Duration = Duration::from_secs(5);
+
+/// How long a loaded model stays at least if the requests that waited for it do not come.
+const LONGEST_ARRIVAL: Duration = Duration::from_secs(1);
 
 /// The time between two measurements of the memory that models use.
 const MEMORY_LOOK: Duration = Duration::from_secs(1);
@@ -49,8 +52,9 @@ impl Drop for WaitTime<'_> {
 }
 
 impl Loader {
-    /// Loads the model of a request if it is loaded on demand and not loaded, and returns whether it was loaded now. Requests to
-    /// the same model wait for the same load, which continues if the future is dropped.
+    /// Loads the model of a request if it is loaded on demand and not loaded. Returns the load for which the request has waited, if
+    /// any: until it is dropped, for at most [`LONGEST_ARRIVAL`], the model is not unloaded to make room for others. Requests to the
+    /// same model wait for the same load, which continues if the future is dropped.
     ///
     /// # Errors
     /// The model cannot be loaded, or not within `limit`, or too many requests wait already.
@@ -58,8 +62,8 @@ impl Loader {
         self: &Arc<Self>,
         (name, version): (&str, &str),
         limit: Option<Duration>,
-    ) -> Result<bool, InferError> {
-        let Some((name, model)) = self.unloaded(name, version) else { return Ok(false) };
+    ) -> Result<Option<Outcome>, InferError> {
+        let Some((name, model)) = self.unloaded(name, version) else { return Ok(None) };
         let name = name.as_str();
         let _waiting = self.wait(name)?;
         let began = clock::now();
@@ -73,8 +77,11 @@ impl Loader {
         let mut outcome = model.join(|sender| {
             let (loader, name, model) = (self.clone(), name.to_owned(), model.clone());
             self.runtime.spawn(async move {
+                let _awaited = model.await_requests();
                 let loaded = loader.load_on_demand(&name, &model).await;
                 sender.send_replace(Some(loaded));
+                model.forget_load();
+                let _ = clock::timeout(LONGEST_ARRIVAL, sender.closed()).await;
             });
         });
         let loaded = async {
@@ -85,11 +92,11 @@ impl Loader {
             Some(limit) => clock::timeout(limit, loaded).await.unwrap_or_else(|| Err(too_late(name, limit))),
             None => loaded.await,
         };
-        loaded.map(|()| true)
+        loaded.map(|()| Some(outcome))
     }
 
     /// Returns whether the model of a request is loaded on demand, and is not loaded.
-    pub(super) fn may_be_demanded(&self, request: &InferRequest) -> bool {
+    pub(crate) fn may_be_demanded(&self, request: &InferRequest) -> bool {
         let table = self.models.snapshot();
         let model = table.on_demand(&request.model_name).filter(|(name, _)| !table.serving.contains_key(*name));
         model.is_some_and(|(_, model)| model.has_version(&request.model_version))

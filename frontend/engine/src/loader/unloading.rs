@@ -42,16 +42,32 @@ impl Loader {
 
 /// Returns the models that the unload of a model ends: itself, and the members of an ensemble that nothing else needs. `None` if it
 /// may not be unloaded when it has no use: no request has loaded it, a client has loaded it by name, a loaded ensemble needs it, its
-/// configuration keeps it, or one of these models executes requests or sequences.
+/// configuration keeps it, requests that waited for its load have not all found it yet, or one of these models executes requests or
+/// sequences.
 pub(super) fn unloadable<'t>(table: &'t Snapshot, name: &'t str) -> Option<Vec<&'t str>> {
     let needed = || table.dependencies.dependents(name).iter().any(|ensemble| table.wanted.contains(*ensemble));
-    if !table.demanded.contains(name) || !table.serving.contains_key(name) || table.named.contains(name) || needed() {
+    if is_awaited(table, name)
+        || !table.demanded.contains(name)
+        || !table.serving.contains_key(name)
+        || table.named.contains(name)
+        || needed()
+    {
         return None;
     }
     let mut gone: Vec<&str> = released(table, name).into_iter().collect();
     gone.push(name);
     let mut versions = gone.iter().filter_map(|model| table.serving.get(*model)).flat_map(BTreeMap::values);
     versions.all(|serving| !is_kept(serving) && serving.executor.is_idle()).then_some(gone)
+}
+
+/// Returns whether requests that waited for a model have not all found it yet.
+fn is_awaited(table: &Snapshot, name: &str) -> bool {
+    table.on_demand.get(name).is_some_and(|model| model.is_awaited())
+}
+
+/// Returns whether a model was just loaded that may be unloaded soon: requests that waited for it have not all found it yet.
+pub(super) fn any_is_awaited(table: &Snapshot) -> bool {
+    table.demanded.iter().any(|name| table.serving.contains_key(name) && is_awaited(table, name))
 }
 
 /// A model that requests have loaded, with the models that its unload ends; see [`unloadable`].

@@ -27,7 +27,8 @@ impl Models for Loader {
                 let model = (request.model_name.clone(), request.model_version.clone());
                 let loaded = async move {
                     let loaded = self.demand((&model.0, &model.1), limit).await;
-                    if loaded.map_err(|error| refused(&model.0, error))? {
+                    let load = loaded.map_err(|error| refused(&model.0, error))?;
+                    if load.is_some() {
                         self.models.snapshot().record_waited(&model.0);
                     }
                     self.infer(request, may_be_many)

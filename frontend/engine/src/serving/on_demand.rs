@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::iter;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use pharos::error::InferError;
@@ -27,8 +27,10 @@ pub(crate) struct OnDemand {
     versions: RwLock<BTreeMap<u64, Version>>,
     /// The failed loads. Locked only to read or change them.
     attempts: Mutex<Attempts>,
-    /// The last load. Locked only to begin a load or to find the one that runs.
+    /// The load that runs. Locked only to begin a load, to find it and to forget it.
     load: Mutex<Option<Outcome>>,
+    /// The number of loads whose requests have not all found the model yet.
+    awaited: AtomicUsize,
     /// The number of requests that found the model loaded before they were passed to it.
     found: AtomicU64,
     /// The number of requests that waited for a load and are not yet subtracted from all requests.
@@ -43,6 +45,7 @@ impl OnDemand {
             versions: RwLock::new(versions.collect()),
             attempts: Mutex::default(),
             load: Mutex::default(),
+            awaited: AtomicUsize::new(0),
             found: AtomicU64::new(0),
             waited: AtomicU64::new(0),
         }
@@ -65,6 +68,23 @@ impl OnDemand {
         *load = Some(outcome.clone());
         start(sender);
         outcome
+    }
+
+    /// Forgets the load, which has ended, so that only the requests that waited for it have its result.
+    pub(crate) fn forget_load(&self) {
+        let mut load = self.load.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(load.take_if(|load| load.borrow().is_some()));
+    }
+
+    /// Keeps the model from being unloaded for want of use until the returned value is dropped.
+    pub(crate) fn await_requests(self: &Arc<Self>) -> Awaited {
+        self.awaited.fetch_add(1, Ordering::Relaxed);
+        Awaited(self.clone())
+    }
+
+    /// Returns whether the requests that waited for the model have not all found it yet.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.awaited.load(Ordering::Relaxed) > 0
     }
 
     /// Remembers the loaded versions, with their directories and configurations.
@@ -141,6 +161,15 @@ impl OnDemand {
         }
         let requests = versions.values().map(|serving| serving.series.requested());
         Some(requests.sum::<u64>() + self.found.load(Ordering::Relaxed))
+    }
+}
+
+/// A load whose requests have not all found the model yet.
+pub(crate) struct Awaited(Arc<OnDemand>);
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        self.0.awaited.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
