@@ -17,7 +17,8 @@ enum Slot<T> {
 
 /// Holds answers back until all earlier expected answers have been sent. `T` is the answer.
 ///
-/// A request that is retried keeps its position. The size is bounded by the number of requests since the oldest unanswered one.
+/// A request that is retried keeps its position. The size is bounded by the number of requests that were expected at one time, and
+/// of those that were answered since the oldest unanswered one.
 #[derive(Debug)]
 pub struct Reorder<T> {
     slots: VecDeque<Slot<T>>,
@@ -63,6 +64,10 @@ impl<T> Reorder<T> {
     pub fn remove(&mut self, request: RequestId) {
         if let Some(slot) = self.slot(request) {
             *slot = Slot::Gone;
+        }
+        // Requests that a full queue refuses must not take memory while an earlier one executes.
+        while matches!(self.slots.back(), Some(Slot::Gone)) {
+            self.slots.pop_back();
         }
     }
 
@@ -120,6 +125,25 @@ mod tests {
         assert_eq!(leaving(&mut reorder), [2]);
         reorder.remove(RequestId(3));
         assert_eq!(leaving(&mut reorder), [0; 0]);
+        assert!(reorder.slots.is_empty() && reorder.numbers.is_empty(), "nothing is kept");
+    }
+
+    #[test]
+    fn refused_requests_take_no_memory_behind_a_waiting_one() {
+        let mut reorder = expecting(1);
+        for id in 2..100 {
+            reorder.expect(RequestId(id));
+            reorder.remove(RequestId(id));
+        }
+        assert_eq!((reorder.slots.len(), reorder.numbers.len()), (1, 1));
+        (100..=103).for_each(|id| reorder.expect(RequestId(id)));
+        reorder.finish(RequestId(103), "d");
+        reorder.finish(RequestId(101), "b");
+        reorder.remove(RequestId(102));
+        reorder.remove(RequestId(100));
+        assert_eq!(leaving(&mut reorder), [0; 0]);
+        reorder.finish(RequestId(1), "a");
+        assert_eq!(leaving(&mut reorder), [1, 101, 103]);
         assert!(reorder.slots.is_empty() && reorder.numbers.is_empty(), "nothing is kept");
     }
 

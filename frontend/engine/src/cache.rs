@@ -69,6 +69,15 @@ impl Miss {
     pub(crate) fn leads(&self) -> bool {
         self.lead.is_some()
     }
+
+    /// Passes the response to the requests that wait for it, without storing it. Returns the times of the look-up and of this.
+    pub(crate) fn pass_on(self, response: &InferResponse) -> MissTimes {
+        let started = clock::now();
+        if let Some(lead) = self.lead.filter(FlightLeader::has_followers) {
+            lead.finish(&Arc::new(Entry::copy_of(response)));
+        }
+        MissTimes { lookup_ns: self.lookup_ns, insertion_ns: clock::now().ns_since(started) }
+    }
 }
 
 impl ResponseCache {

@@ -72,6 +72,10 @@ pub(crate) trait Members: Send + Sync + Sized + 'static {
     /// Returns a replaced version of a step's model that began the sequence with this id and still runs it.
     fn with_sequence(&self, step: &Step, id: &CorrelationId) -> Option<Arc<Self::Member>>;
 
+    /// Returns whether an ensemble, or an ensemble among its members, was loaded with members that have been replaced since, or that
+    /// execute other files now.
+    fn has_replaced_members(&self, version: &Self::Member) -> bool;
+
     /// Checks and executes a step's request.
     ///
     /// # Errors
@@ -221,7 +225,7 @@ pub(crate) fn infer<M: Members>(
     })
 }
 
-/// Runs the steps of a request that the response cache did not have, and stores the response.
+/// Runs the steps of a request that the response cache did not have, and stores the response, unless a member was replaced.
 ///
 /// # Errors
 /// As [`run`].
@@ -237,7 +241,13 @@ fn run_and_store<M: Members>(
         let target = Target { members: &members, version: &version, ensemble };
         let (request, mut response) = run(&target, request).await?;
         if let Some(cache) = &ensemble.cache {
-            record_miss(version.series(), cache.store(miss, &response), &mut response);
+            // The key is that of the members with which the ensemble was loaded. A replaced member serves before the ensemble is
+            // loaded again.
+            let times = match members.has_replaced_members(&version) {
+                true => miss.pass_on(&response),
+                false => cache.store(miss, &response),
+            };
+            record_miss(version.series(), times, &mut response);
         }
         Ok((request, response))
     }

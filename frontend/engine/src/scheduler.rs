@@ -24,7 +24,7 @@ mod stream;
 mod timer;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -154,6 +154,8 @@ pub(crate) struct Driver {
     limits: Option<Registration>,
     /// Present if the model uses the response cache.
     cache: Option<ModelCache>,
+    /// Whether an instance executes other files than those that were loaded, so that no response may be stored or found.
+    caching_stopped: AtomicBool,
     /// The counts of [`Driver::sequences`] that the metrics already include.
     sequences_recorded: [AtomicU64; 3],
     restarts_logged: Mutex<Throttle>,
@@ -200,6 +202,7 @@ impl Driver {
                 priority_levels,
                 limits,
                 cache,
+                caching_stopped: AtomicBool::new(false),
                 sequences_recorded: Default::default(),
                 restarts_logged: Mutex::default(),
                 mismatches_warned: Mutex::default(),
@@ -219,7 +222,7 @@ impl Driver {
         request.timeline.queue_start = now;
         request_trace::queued(&self.model, &request);
         let mut miss = None;
-        if let Some(cache) = self.cache.as_ref().filter(|_| request.is_cacheable()) {
+        if let Some(cache) = self.cache.as_ref().filter(|_| request.is_cacheable() && self.may_cache()) {
             // Boxed: requests without the cache should not move the large futures.
             match Box::pin(self.look_up(cache, id, &request, &checked)).await {
                 Found::Hit(entry, times) => {

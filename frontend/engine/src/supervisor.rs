@@ -18,6 +18,7 @@ use pharos::id::InstanceId;
 use pharos::metrics::cache::Cache;
 use pharos::metrics::labels::InstanceState;
 use pharos::metrics::record;
+use pharos::repository::Stamp;
 use pharos::supervisor::{Action, LossReason, Settings, State, Supervisor};
 use pharos::timeline::Instant;
 use pharos::wire::{Load, Loaded, ToWorker, VERSION};
@@ -30,11 +31,12 @@ use crate::model_memory::MemoryShare;
 use crate::process::{self, Printed, StartWorkers, TemporaryFiles, WorkerProcess};
 use crate::scheduler::Driver;
 use crate::scheduler::placement::Placement;
+use crate::store::scan;
 use crate::wire::SharedLink;
 use crate::worker_session::{Event, Session};
 use pharos_os::descriptors::{Descriptors, Reserved};
 use pharos_os::event_loops::EventLoops;
-use pharos_os::{background, clock, scheduling};
+use pharos_os::{background, blocking, clock, scheduling};
 use pharos_telemetry::system::{Devices, HostPolicies};
 
 use device::DeviceShare;
@@ -67,6 +69,8 @@ pub(crate) struct Plan {
     pub(crate) _memory: Option<Arc<MemoryShare>>,
     /// The files of the model. Kept until all their processes have ended, even if their load is cancelled.
     pub(crate) _files: Arc<dyn Any + Send + Sync>,
+    /// The fingerprint of the version's files at its load, if the server has a response cache.
+    pub(crate) stamp: Option<Stamp>,
     /// Starts their processes.
     pub(crate) workers: Arc<dyn StartWorkers>,
     pub(crate) directory: PathBuf,
@@ -181,7 +185,10 @@ impl Instance {
         match action {
             Action::Spawn => self.begin(machine, running).await,
             Action::Kill { reason } => kill(running, &reason),
-            Action::ReportReady => self.report_ready(running),
+            Action::ReportReady => {
+                self.check_files().await;
+                self.report_ready(running);
+            }
             Action::ReportLost { reason } => {
                 tracing::error!(instance = %self.name(), "instance lost: {reason}; it will be restarted");
                 self.losses = self.losses.saturating_add(1);
@@ -213,6 +220,16 @@ impl Instance {
     }
 
     /// Starts a process, sends it the model and starts the session that reads its replies.
+    /// Ends the use of the response cache if a worker has started again with files that have changed since the load of the model.
+    async fn check_files(&self) {
+        let Some(loaded) = self.plan.stamp.filter(|_| self.outcome.is_none()) else { return };
+        let directory = self.plan.directory.clone();
+        let now = blocking::run(move || scan::stamp(&directory)).await;
+        if !matches!(now, Ok(Ok(now)) if now == loaded) {
+            self.driver.stop_caching();
+        }
+    }
+
     async fn spawn(&self, device_share: Option<DeviceShare>) -> io::Result<Running> {
         let started = clock::now();
         let (cache, series) = (self.plan.cache.clone(), self.driver.series.clone());

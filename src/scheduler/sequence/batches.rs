@@ -235,7 +235,9 @@ impl SequenceBatcher {
         let mut fronts: Vec<_> = owners.iter().map(front).collect();
         let last = fronts.iter().rposition(Option::is_some)?;
         fronts.truncate(last + 1);
-        let shape = fronts.iter().flatten().next().map(|(_, step)| step.shape_key)?;
+        // The first slot is not preferred: a sequence that always has a request would stop those of other shapes.
+        let ready_since = |&&(number, step): &&(Number, &Step)| self.table.get(number).map(|of| of.ready_since(step));
+        let shape = fronts.iter().flatten().min_by_key(ready_since).map(|(_, step)| step.shape_key)?;
         let ready = fronts.iter().flatten().count();
         let oldest = fronts.iter().flatten().map(|(_, step)| step.queued).min()?;
         let reason = self.direct_reason(ready, now - oldest)?;

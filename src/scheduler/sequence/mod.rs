@@ -18,7 +18,7 @@
 //!
 //! # Strategies
 //! `direct`: slots are positions in the batch. A batch extends to the last slot with a waiting request; slots without a request,
-//! or with another shape than the first, are padding. `oldest`: each instance has a dynamic batcher, which holds at most one
+//! or with another shape than the slot that has been ready for the longest time, are padding. `oldest`: each instance has a dynamic batcher, which holds at most one
 //! request of each sequence. Its responses are sent in the order in which requests were issued, because an instance executes one
 //! batch at a time, so `preserve_ordering` needs no further work.
 //!
@@ -277,7 +277,7 @@ impl SequenceBatcher {
         let executed = known.done(instance, now);
         for number in &executed {
             if let Some(sequence) = self.table.get_mut(*number) {
-                sequence.current = None;
+                (sequence.current, sequence.served) = (None, now);
             }
         }
         executed

@@ -55,6 +55,8 @@ pub(super) struct Sequence {
     pub(super) assignment: Assignment,
     pub(super) queue: VecDeque<Step>,
     pub(super) current: Option<Current>,
+    /// When its latest batch ended.
+    pub(super) served: Instant,
     /// The key of requests that arrive now.
     pub(super) key: u64,
     /// The key whose state the instance keeps.
@@ -74,9 +76,9 @@ pub(super) struct Sequence {
 
 impl Sequence {
     fn new(id: CorrelationId, assignment: Assignment, key: u64) -> Self {
-        let (queue, current, running) = (VecDeque::new(), None, None);
+        let (queue, current, served, running) = (VecDeque::new(), None, Instant(0), None);
         let (closed, held, origin, continued, alarm) = (false, false, None, 0, None);
-        Self { id, assignment, queue, current, key, running, closed, held, origin, continued, alarm }
+        Self { id, assignment, queue, current, served, key, running, closed, held, origin, continued, alarm }
     }
 
     /// Returns whether none of its requests waits or executes.
@@ -102,6 +104,11 @@ impl Sequence {
     /// Returns its next request, if it may be executed.
     pub(super) fn next(&self) -> Option<&Step> {
         self.queue.front().filter(|_| !self.held)
+    }
+
+    /// Returns since when its next request could be executed.
+    pub(super) fn ready_since(&self, next: &Step) -> Instant {
+        next.queued.max(self.served)
     }
 
     /// Returns the arrival time of its oldest waiting request.

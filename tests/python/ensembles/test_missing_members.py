@@ -2,6 +2,7 @@
 members."""
 
 import json
+import re
 
 import pytest
 
@@ -14,7 +15,7 @@ UNAVAILABLE = "contains models that are not available or ambiguous: "
 EXPECTED = {
     "invalid": f"{UNAVAILABLE}invalid: ",
     "unreadable": f"{UNAVAILABLE}unreadable: ",
-    "empty": "has no version directories",
+    "empty": "has no version directories; create 'empty/1' with the model's files",
     "unselected": "no version to run: ",
     "other_version": "depends on 'good' whose required version 7 is not loaded: known versions: 1",
     "nested": f"depends on 'invalid_member' which is not valid. Model 'invalid_member' failed with error: ensemble invalid_member {UNAVAILABLE}invalid: ",
@@ -44,6 +45,8 @@ def server(request, tmp_path_factory):
     for name, (member, version) in members.items():
         write(models, f"{name}_member" if name != "nested" else "nested_member", f'platform: "ensemble" {IO} ensemble_scheduling {{ {STEP.format(member, version)} }}')
     write(models, "absent_member", f'platform: "ensemble" {IO} ensemble_scheduling {{ {STEP.format("absent", -1)} }}')
+    write(models, "bare", f'platform: "ensemble" {IO} ensemble_scheduling {{ {STEP.format("good", -1)} }}')
+    (models / "bare/1").rmdir()
     with Server(folder, [models], [f"--model-control-mode={request.param}", "--exit-on-error=false", "--strict-readiness=false"]) as running:
         running.mode = request.param
         yield running
@@ -74,3 +77,14 @@ def test_the_reason_of_an_absent_member_names_the_repositories(server):
     else:
         text = server.index()[model][0]["reason"]
     assert f"{UNAVAILABLE}absent: model 'absent' is not in '" in text and "/models'" in text, text
+
+
+def test_an_ensemble_without_a_version_directory(server):
+    """The reason says which directory to create, as for other models."""
+    if server.mode == "explicit":
+        status, text = server.ask("POST", "/v2/repository/models/bare/load")
+        assert status == 400
+        reason = json.loads(text)["error"]
+    else:
+        reason = server.index()["bare"][0]["reason"]
+    assert re.search(r"no version to run: '.*/models/bare' has no version directories; create 'bare/1', which stays empty for an ensemble$", reason), reason

@@ -90,6 +90,7 @@ MODELS = {
     ),
     "iterative": config(f"iterative_sequence: true direct {{ }} {controls()}"),
     "wide": config(f"{IDLE_LONG} direct {{ }} {controls()}", dims=-1),
+    "wide_slow": config(f"{IDLE_LONG} direct {{ }} {controls()}", dims=-1, delay_ms=100),
     "many": config(f"{IDLE_LONG} oldest {{ max_candidate_sequences: 20000 }} {controls()}", batch=64),
 }
 """The configurations of the sequence tests, by model name."""

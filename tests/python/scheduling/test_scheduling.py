@@ -10,6 +10,7 @@ from harness.inference import one
 from harness.processes import held
 from harness.server import total
 from harness.statistics import sizes, until_dispatched, until_received
+from harness.stream_models import build, model as config, pair
 
 REQUEST = one("FP32", [1, 2], [1, 2])
 
@@ -96,6 +97,27 @@ def test_a_queue_timeout_is_refused(start):
     labels = {"model": "queue_timeout", "reason": "REJECTED"}
     assert total(server.scrape(), "nv_inference_request_failure", **labels) == 3
     assert server.statistics("queue_timeout")["inference_stats"]["fail"]["count"] == 3
+
+
+def test_requests_that_fit_in_no_common_batch_are_executed_alone(start, tmp_path):
+    """The ids and parameters of a batch have a limit. Requests with long parameters do not fail the others of their batch."""
+    text = config("identity", pair(0, "INT32", [2]), batch=128, decoupled=False, extra="dynamic_batching { }\n")
+    server = start([], repository=build(tmp_path / "long", {"wide": text}))
+
+    def request(n: int, **more) -> dict:
+        return {"inputs": [{"name": "I0", "datatype": "INT32", "shape": [1, 2], "data": [n, -n]}], **more}
+
+    requests = [request(n, parameters={"long": "x" * 1_000_000}) for n in range(70)] + [request(70)]
+    with concurrent.futures.ThreadPoolExecutor(72) as pool, held(server, "wide"):
+        first = pool.submit(server.infer, "wide", request(0))
+        until_dispatched(server, "wide", 1)
+        others = [pool.submit(server.infer, "wide", body) for body in requests]
+        until_received(server, "wide", 72)
+    assert first.result()[0] == 200
+    for n, (status, answer) in enumerate(other.result() for other in others):
+        assert status == 200 and answer["outputs"][0]["data"] == [n, -n], answer
+    assert sizes(server, "wide") == {1: 72}
+    assert total(server.scrape(), "nv_inference_pending_request_count", model="wide") == 0
 
 
 @pytest.mark.parametrize("model", ["identity_fp32_nobatch", "identity_fp32"])

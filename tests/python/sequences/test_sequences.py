@@ -106,6 +106,26 @@ def test_slots_without_a_request_are_padding(http):
     assert sizes[1][2] == sizes[0][2] + 1, "padding counts in the size of the batch"
 
 
+def test_a_busy_sequence_does_not_stop_one_of_another_shape(sequences, grpc):
+    """The first sequence always has a request; the second one, whose items have another shape, is executed in turn."""
+    answers, before = queue.SimpleQueue(), received(sequences, "wide_slow")
+
+    def send(sequence: int, items: int, flags: str = ""):
+        nonlocal before
+        tensors = inputs(tritonclient.grpc, 1, items=items)
+        callback = lambda result, error: answers.put((sequence, error))  # noqa: E731
+        bounds = {"sequence_start": "(" in flags, "sequence_end": ")" in flags}
+        grpc.async_infer("wide_slow", tensors, callback, sequence_id=sequence, **bounds)
+        before += 1
+        until_received(sequences, "wide_slow", before)
+
+    with held(sequences, "wide_slow"):
+        for flags in ("(", "", "", ")"):
+            send(1, 1, flags)
+        send(2, 2, "()")
+    assert [answers.get(timeout=DEADLINE_S) for _ in range(5)] == [(sequence, None) for sequence in (1, 2, 1, 1, 1)]
+
+
 def test_texts_and_short_numbers_as_ids(http, grpc):
     """An id has the type of the model's control; of a number that is too large, the control has the low bits."""
     for client in (http, grpc):

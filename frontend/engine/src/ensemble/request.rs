@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use pharos::ensemble::{Call, CallId, Flow, Plan, Step};
-use pharos::error::InferError;
+use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::ModelVersion;
 use pharos::infer::{InferOutput, InferRequest, InferResponse, Parameters};
 use pharos::metrics::cache::Cache;
@@ -43,6 +43,8 @@ struct Running<V> {
     step: usize,
     /// The model that executes it.
     member: Arc<V>,
+    /// Whether its stage takes any number of responses.
+    decoupled: bool,
     since: Instant,
     sequence: InSequence,
 }
@@ -93,6 +95,12 @@ impl<M: Members> EnsembleRequest<M> {
         let plan = &ensemble.plan;
         // Resolves all members before the first step runs, so that a request ends with the models it began with.
         let members = plan.steps().iter().map(|step| models.member(step)).collect::<Result<Vec<_>, _>>()?;
+        // A replaced member serves before its ensembles are loaded again. A stage without an end takes one response only.
+        let takes_one = |number| ensemble.stages.ended_by(number).is_none();
+        let mut several = members.iter().enumerate().filter(|(_, member)| member.config().decoupled);
+        if let Some((_, member)) = several.find(|(number, _)| takes_one(*number)) {
+            return Err(replaced(&**member));
+        }
         let (requested, inputs) = (requested(&***version, &request), request_inputs(&***version, &mut request));
         let stages = ensemble.stages.count();
         Ok(Self {
@@ -173,7 +181,7 @@ impl<M: Members> EnsembleRequest<M> {
         if self.running.is_empty() {
             self.times.busy_since = since;
         }
-        self.running.insert(id, Running { step: number, member: member.clone(), since, sequence });
+        self.running.insert(id, Running { step: number, member: member.clone(), decoupled, since, sequence });
         let slots = ensemble.slots.as_ref().zip(self.queued.get(stage));
         let queued = slots.and_then(|(slots, waiting)| slots.queue(number, waiting, self.before.clone()));
         let work = StepCall { id, models: self.models.clone(), member, request };
@@ -214,9 +222,9 @@ impl<M: Members> EnsembleRequest<M> {
         if let Ok(response) = &answer {
             self.recorded((&running, &step.model), response);
         }
-        let Running { member, sequence, .. } = running;
+        let Running { member, decoupled, sequence, .. } = running;
         let made = answer.and_then(|response| made((step, &*member), response, sequence));
-        let left_out = match member.config().decoupled {
+        let left_out = match decoupled {
             true => self.flow.response(id, made),
             false => self.flow.done(id, made),
         };
@@ -285,6 +293,15 @@ impl<M: Members> EnsembleRequest<M> {
         let took = clock::now().ns_since(running.since);
         record::ensemble_step(self.metrics(), self.version.series(), (running.step, model), took);
     }
+}
+
+/// Returns the error of a request to an ensemble whose stages do not fit a replaced member.
+fn replaced(member: &impl Member) -> InferError {
+    let text = format!(
+        "model '{}' was replaced and is now decoupled; the ensemble is being loaded again",
+        member.model().name
+    );
+    InferError::new(ErrorCode::Unavailable, Reason::NotReady, text)
 }
 
 /// A step's request, ready to be sent to its model.

@@ -16,6 +16,7 @@ use super::prepare::{Prepared, Version};
 use crate::cache::{Files, ModelCache};
 use crate::ensemble::{Ensemble, Members};
 use crate::serving::{Executor, Serving, Snapshot};
+use crate::store::scan;
 use pharos_os::{blocking, clock};
 
 impl Loader {
@@ -69,6 +70,7 @@ impl Loader {
             config: Arc::new(config.clone()),
             series,
             directory: directory.clone(),
+            stamp: None,
             labels,
             executor: Arc::new(Executor::Ensemble { ensemble, members: steps }),
             fingerprint: version.fingerprint,
@@ -120,7 +122,7 @@ impl Loader {
     }
 
     /// Returns the response cache of an ensemble, if the server has one and the configuration enables it. Its keys depend on the
-    /// files of all members.
+    /// files of all members. `None` if files have changed that their member has not loaded yet.
     async fn ensemble_cache(
         &self,
         model: &ModelVersion,
@@ -130,8 +132,17 @@ impl Loader {
     ) -> Option<ModelCache> {
         let shared = self.responses_for(model, config)?;
         let nested = self.with_nested(members);
-        let nested = nested.iter().map(|member| files(&member.model, &member.config, &member.directory));
-        read_cache(shared, std::iter::once(files(model, config, directory)).chain(nested).collect()).await
+        let of_nested = nested.iter().map(|member| files(&member.model, &member.config, &member.directory));
+        let all = std::iter::once(files(model, config, directory)).chain(of_nested).collect();
+        let cache = read_cache(shared, all).await?;
+        // The files were read now, and the members have read theirs earlier.
+        let Some(changed) = blocking::run(move || changed(&nested)).await.ok()? else { return Some(cache) };
+        tracing::warn!(
+            %model,
+            "response cache disabled for the model: files of its member '{changed}' have changed since their load; load the \
+             member again"
+        );
+        None
     }
 
     /// Returns the members, each followed by its own members if it is an ensemble.
@@ -147,6 +158,13 @@ impl Loader {
         }
         all
     }
+}
+
+/// Returns the first member whose files have changed since it loaded them.
+fn changed(members: &[Arc<Serving>]) -> Option<ModelVersion> {
+    let mut loaded = members.iter().filter(|member| member.ensemble().is_none());
+    let changed = loaded.find(|member| scan::stamp(&member.directory).ok() != member.stamp);
+    changed.map(|member| member.model.clone())
 }
 
 fn files(model: &ModelVersion, config: &ModelConfig, directory: &Path) -> Files {

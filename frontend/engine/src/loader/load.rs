@@ -14,7 +14,7 @@ use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::{ModelConfig, Scheduling, TensorSpec, Warmup, WarmupBatch};
 use pharos::repository::memory_budget::MemoryBytes;
-use pharos::repository::{Change, VersionFingerprint, changes};
+use pharos::repository::{Change, Stamp, VersionFingerprint, changes};
 use pharos::timeline::Instant;
 
 use super::Loader;
@@ -160,7 +160,7 @@ impl Loader {
         let placements = placements(&config, model.version)?;
         let limits = self.models.shared.limits.as_ref().map(Limits::registration);
         let series = unserved.series().clone();
-        let responses = self.model_cache(&model, &config, directory).await;
+        let (stamp, responses) = (self.stamp(directory).await, self.model_cache(&model, &config, directory).await);
         if responses.is_some() {
             self.cache().model_cached(&series);
         }
@@ -175,7 +175,7 @@ impl Loader {
         let plan = self.plan((directory.clone(), launch), &config, threads, warmups);
         let to_load = ToLoad { name: &prepared.name, version: model.version, directory, config: Some(&config) };
         let memory = EndsIfDropped(self.room_for(&to_load).await?.map(Arc::new));
-        let plan = Arc::new(Plan { _memory: memory.0.clone(), _files: prepared.model_files.clone(), ..plan });
+        let plan = Arc::new(Plan { _memory: memory.0.clone(), _files: prepared.model_files.clone(), stamp, ..plan });
         let (instances, loaded) = Instances::start(plan, &placements, &driver).await?;
         let time = clock::now() - began;
         if let Some(share) = &memory.0 {
@@ -195,6 +195,7 @@ impl Loader {
             config: Arc::new(config.with_parameter("engine", &loaded.engine)),
             series: unserved.keep(),
             directory: directory.clone(),
+            stamp,
             labels,
             executor: Arc::new(Executor::Instances { driver, instances, memory: memory.keep() }),
             fingerprint: version.fingerprint,
@@ -253,7 +254,8 @@ impl Loader {
             let plan = self.plan((serving.directory.clone(), launch), config, threads, warmups);
             let size = self.size_with(serving, config);
             let room = EndsIfDropped(self.room_for_more(serving, &size).await?.map(Arc::new));
-            let plan = Arc::new(Plan { _memory: room.0.clone(), _files: serving.files.clone(), ..plan });
+            let (_files, stamp) = (serving.files.clone(), serving.stamp);
+            let plan = Arc::new(Plan { _memory: room.0.clone(), _files, stamp, ..plan });
             instances.resize(&plan, &placements, driver).await?;
             if let (Some(share), Some(room)) = (serving.executor.memory(), room.keep()) {
                 share.set(size);
@@ -313,6 +315,7 @@ impl Loader {
             launch,
             _memory: None,
             _files: Arc::new(()),
+            stamp: None,
             workers: self.workers.clone(),
             cache: self.cache().clone(),
             models: this,
@@ -331,6 +334,13 @@ impl Loader {
         let shared = self.responses_for(model, config)?;
         let files = Files { model: model.clone(), config: config.clone(), directory: directory.to_owned() };
         read_cache(shared, vec![files]).await
+    }
+
+    /// Returns the fingerprint of a version's files, if the server has a response cache.
+    async fn stamp(&self, directory: &Path) -> Option<Stamp> {
+        self.models.shared.response_cache.as_ref()?;
+        let directory = directory.to_owned();
+        blocking::run(move || scan::stamp(&directory)).await.ok()?.ok()
     }
 
     pub(super) fn responses_for(&self, model: &ModelVersion, config: &ModelConfig) -> Option<Arc<ResponseCache>> {

@@ -2,6 +2,7 @@
 //! its answers, a request gets its place in the order before the lookup.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use pharos::cache::Entry;
 use pharos::error::{InferError, Reason};
@@ -85,7 +86,25 @@ impl Driver {
     /// for the same response is executed.
     pub(super) fn store(&self, miss: Option<Miss>, answer: &mut Answer) {
         if let (Some(cache), Some(miss), Ok(response)) = (&self.cache, miss, answer) {
-            record_miss(&self.series, cache.store(miss, response), response);
+            let times = if self.may_cache() { cache.store(miss, response) } else { miss.pass_on(response) };
+            record_miss(&self.series, times, response);
+        }
+    }
+
+    /// Returns whether responses may be found and stored in a response cache: all instances execute the loaded files.
+    pub(crate) fn may_cache(&self) -> bool {
+        !self.caching_stopped.load(Ordering::Acquire)
+    }
+
+    /// Ends the use of response caches, also by ensembles, because an instance is about to execute other files than those that were
+    /// loaded.
+    pub(crate) fn stop_caching(&self) {
+        if !self.caching_stopped.swap(true, Ordering::AcqRel) {
+            tracing::warn!(
+                model = %self.model,
+                "a worker has started again with files that have changed since the load of the model: responses of the model and of \
+                 its ensembles are not cached until it is loaded again"
+            );
         }
     }
 }

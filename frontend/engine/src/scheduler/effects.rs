@@ -6,6 +6,7 @@ use pharos::id::{CorrelationId, InstanceId};
 use pharos::timeline::Instant;
 use pharos::wire::{Resumed, SequenceStep, ToWorker};
 
+use super::failure::Unsent;
 use super::limits::Grant;
 use super::stream::Flow;
 use super::{Answer, Driver, Request};
@@ -55,6 +56,20 @@ impl Effects {
 impl Driver {
     /// Sends batches and answers. Runs without the lock, because copying takes time.
     pub(super) fn perform(&self, effects: Effects) -> Option<Grant> {
+        let (mut grant, mut unsent) = self.perform_once(effects);
+        // A loop: any number of requests may fail one after the other.
+        while !unsent.is_empty() {
+            self.deliver(grant);
+            let now = clock::now();
+            let effects = self.effects(now, |state, _| self.unsent(state, unsent, now));
+            (grant, unsent) = self.perform_once(effects);
+        }
+        grant
+    }
+
+    /// Sends batches and answers. Returns the batches that could not be sent.
+    fn perform_once(&self, effects: Effects) -> (Option<Grant>, Vec<Unsent>) {
+        let mut unsent = Vec::new();
         for (link, keys) in effects.ended {
             link.send(&ToWorker::SequenceEnded(keys));
         }
@@ -66,7 +81,7 @@ impl Driver {
             let resumed_now = resumed.clone();
             let to_send = ToSend { batch, flags, parts: &parts, steps: &steps, controls: &[], resumed: resumed_now };
             if let Err(error) = link.execute(&self.config, &to_send) {
-                self.send_failed(instance, batch, &error);
+                unsent.push(Unsent { instance, batch, error });
             }
             for ((_, flow), sent) in flows.iter().zip(&resumed) {
                 flow.tell_since(sent);
@@ -75,7 +90,7 @@ impl Driver {
         for (request, answer) in effects.answers {
             request.reply.send(answer);
         }
-        effects.grant
+        (effects.grant, unsent)
     }
 
     /// Handles the alarm for `at` on the timer's thread. An alarm that was replaced by an earlier one does nothing.

@@ -6,7 +6,7 @@ use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::{InstanceId, ModelVersion, RequestId};
 use pharos::metrics::record;
 use pharos::model::envelope;
-use pharos::scheduler::RejectReason;
+use pharos::scheduler::{RejectReason, Ticket};
 use pharos::timeline::Instant;
 
 use super::{Driver, Request, State, request_trace, ticket};
@@ -111,12 +111,12 @@ impl Driver {
         reason.error(&self.model.name, &request.part.request.correlation_id)
     }
 
-    /// Fails the requests of a batch that could not be sent, and removes the batch from the instance.
-    pub(super) fn send_failed(&self, instance: InstanceId, batch: u64, error: &InferError) {
-        let now = clock::now();
-        self.turn(now, |state| {
-            let Some(member) = state.members.get_mut(&instance) else { return };
-            let Some(position) = member.in_flight.iter().position(|flying| flying.batch == batch) else { return };
+    /// Handles batches that could not be sent, and removes them from their instances. Of several requests, each is sent alone: one
+    /// that is too large, or too large together with others, must not fail the others.
+    pub(super) fn unsent(&self, state: &mut State, batches: Vec<Unsent>, now: Instant) {
+        for Unsent { instance, batch, error } in batches {
+            let Some(member) = state.members.get_mut(&instance) else { continue };
+            let Some(position) = member.in_flight.iter().position(|flying| flying.batch == batch) else { continue };
             let unsent = member.take(position);
             member.update_busy_time(now);
             if position > 0 {
@@ -125,16 +125,41 @@ impl Driver {
                 record::request_pending(&self.series, -next.count());
             }
             state.scheduler.batch_unsent(instance, now);
+            // A sequence would continue without the step.
+            let divides = unsent.requests.len() > 1 && !self.has_sequences() && !state.closed;
             for (id, request) in unsent.requests.into_iter().filter(|(_, request)| !request.part.padding) {
-                let ns = now.ns_since(request.part.request.timeline.request_start);
-                self.record_failed(&request.part, error, ns);
-                request.reply.record_end(&self.series);
-                let error = error.clone().with_request_id(&request.part.request.id);
-                request_trace::failed(request.part.request.traced.as_ref(), &error, now);
-                self.finish(state, id, request, Err(error));
+                match divides && !request.reply.is_closed() {
+                    true => self.send_alone(state, (id, request), now),
+                    false => self.fail_unsent(state, (id, request), &error, now),
+                }
             }
-        });
+        }
     }
+
+    /// Queues a request of a batch that could not be sent; no other request has its key.
+    fn send_alone(&self, state: &mut State, (id, request): (RequestId, Request), now: Instant) {
+        let part = request.part.clone();
+        let ticket = Ticket { shape_key: u64::MAX - id.0, ..ticket(id, &part.request, &part.checked) };
+        record::request_pending(&self.series, 1);
+        state.queued.insert(id, request);
+        state.scheduler.requeue(ticket, part.request.timeline.queue_start, now);
+    }
+
+    fn fail_unsent(&self, state: &mut State, (id, request): (RequestId, Request), error: &InferError, now: Instant) {
+        let ns = now.ns_since(request.part.request.timeline.request_start);
+        self.record_failed(&request.part, error, ns);
+        request.reply.record_end(&self.series);
+        let error = error.clone().with_request_id(&request.part.request.id);
+        request_trace::failed(request.part.request.traced.as_ref(), &error, now);
+        self.finish(state, id, request, Err(error));
+    }
+}
+
+/// A batch that could not be sent to its instance.
+pub(super) struct Unsent {
+    pub(super) instance: InstanceId,
+    pub(super) batch: u64,
+    pub(super) error: InferError,
 }
 
 /// Returns the error of a request whose worker died and that is not retried: it was before, some of its responses were sent, or

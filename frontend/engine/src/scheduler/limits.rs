@@ -68,8 +68,8 @@ impl Limits {
 
     /// Creates the registration of a model version without instances.
     pub(crate) fn registration(self: &Arc<Self>) -> Registration {
-        let (members, owner, recorded_ns) = Default::default();
-        Registration { limits: self.clone(), members, owner, recorded_ns }
+        let (members, owner, removed_ns, recorded_ns) = Default::default();
+        Registration { limits: self.clone(), members, owner, removed_ns, recorded_ns }
     }
 
     /// Returns the total and the used amount of every resource.
@@ -111,6 +111,8 @@ pub(crate) struct Registration {
     // Held only to look up or change entries.
     members: Mutex<HashMap<InstanceId, Member>>,
     owner: OnceLock<Weak<Driver>>,
+    /// Nanoseconds that removed instances have waited.
+    removed_ns: AtomicU64,
     /// Nanoseconds of waiting that the metrics already include.
     recorded_ns: AtomicU64,
 }
@@ -144,6 +146,8 @@ impl Registration {
         let mut members = self.members();
         let gone: Vec<Member> = instances.iter().filter_map(|instance| members.remove(instance)).collect();
         drop(members);
+        let waited = self.waited(&gone, clock::now()).1;
+        self.removed_ns.fetch_add(waited, Ordering::Relaxed);
         self.unregister(&gone);
     }
 
@@ -193,11 +197,17 @@ impl Registration {
     /// Returns the number of instances that wait for resources, and the total waiting time since the last call.
     pub(super) fn waiting(&self, now: Instant) -> (usize, Duration) {
         let members: Vec<Member> = self.members().values().copied().collect();
-        let shared = self.limits.lock();
-        let all = members.iter().map(|member| shared.limiter.waiting(*member, now));
-        let (count, ns) = all.fold((0, 0), |(count, sum), (waits, ns)| (count + usize::from(waits), sum + ns));
+        let (count, ns) = self.waited(&members, now);
+        let ns = ns + self.removed_ns.load(Ordering::Relaxed);
         let recorded = self.recorded_ns.fetch_max(ns, Ordering::Relaxed);
         (count, Duration::from_nanos(ns.saturating_sub(recorded)))
+    }
+
+    /// Returns how many of these instances wait, and the sum of their waiting times in nanoseconds.
+    fn waited(&self, members: &[Member], now: Instant) -> (usize, u64) {
+        let shared = self.limits.lock();
+        let all = members.iter().map(|member| shared.limiter.waiting(*member, now));
+        all.fold((0, 0), |(count, sum), (waits, ns)| (count + usize::from(waits), sum + ns))
     }
 }
 
@@ -243,6 +253,25 @@ mod tests {
         drop(registration);
         assert_eq!(limits.usage(), []);
         assert!(limits.lock().owners.is_empty());
+    }
+
+    #[test]
+    fn the_waiting_time_of_removed_instances_stays_counted() {
+        let limits = Limits::new(Vec::new());
+        let registration = limits.registration();
+        registration.bind(&Weak::new());
+        let (one, all) = (placement(1), [InstanceId(0), InstanceId(1), InstanceId(2)]);
+        registration.add(&all.map(|instance| (instance, &one))).unwrap();
+        for instance in all {
+            registration.update(instance, |limiter, member| limiter.stage(member, Instant(1)));
+        }
+        assert!(limits.poll(Instant(1)).is_some_and(|grant| grant.instance == all[0]));
+        let (count, recorded) = registration.waiting(clock::now());
+        assert!(count == 2 && recorded > Duration::ZERO);
+        registration.remove(&all[2..]);
+        let second = Duration::from_secs(1);
+        let (count, more) = registration.waiting(clock::now() + second);
+        assert!(count == 1 && more >= second, "{more:?} after {recorded:?}");
     }
 
     #[test]

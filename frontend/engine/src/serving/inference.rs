@@ -97,6 +97,15 @@ impl Members for ModelTable {
         self.snapshot().with_sequence(&step.model, &requested_version(step), id)
     }
 
+    fn has_replaced_members(&self, version: &Serving) -> bool {
+        if version.driver().is_some_and(|driver| !driver.may_cache()) {
+            return true;
+        }
+        let steps = version.ensemble().map_or(&[][..], |ensemble| ensemble.plan().steps());
+        let nested = |step| self.member(step).is_ok_and(|member| self.has_replaced_members(&member));
+        self.has_other_members(version) || steps.iter().any(nested)
+    }
+
     async fn infer(self: &Arc<Self>, member: &Arc<Serving>, mut request: Box<InferRequest>) -> Answer {
         let admitted = member.admit(&mut request)?;
         self.execute(member, request, admitted).await

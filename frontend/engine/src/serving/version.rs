@@ -11,7 +11,7 @@ use pharos::infer::{InferOutput, InferRequest, InferResponse};
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::{Checked, ModelConfig};
-use pharos::repository::{VersionFingerprint, not_at_ready_state};
+use pharos::repository::{Stamp, VersionFingerprint, not_at_ready_state};
 
 use crate::calls::BoxFuture;
 use crate::ensemble::Ensemble;
@@ -29,6 +29,9 @@ pub(crate) struct Serving {
     pub(crate) series: Arc<ModelSeries>,
     /// The directory of the version.
     pub(crate) directory: PathBuf,
+    /// The fingerprint of the files in this directory before its instances started; `None` for an ensemble and without a response
+    /// cache.
+    pub(crate) stamp: Option<Stamp>,
     /// The class labels of outputs that have or inherit a label file.
     pub(crate) labels: BTreeMap<String, Vec<String>>,
     /// Every request in flight holds it. A replaced version ends when the last reference is dropped.

@@ -186,6 +186,10 @@ impl Members for Steps {
         None
     }
 
+    fn has_replaced_members(&self, _version: &StepModel) -> bool {
+        false
+    }
+
     async fn infer(self: &Arc<Self>, member: &Arc<StepModel>, mut request: Box<InferRequest>) -> Answer {
         let checked = member.config.check(&mut request)?;
         let (mut counting, driver) = self.begin(member, &mut request);

@@ -129,6 +129,20 @@ fn another_shape_is_padding_until_it_is_first() {
 }
 
 #[test]
+fn a_busy_sequence_does_not_stop_those_of_other_shapes() {
+    let mut bench = Bench::new(direct(), 1);
+    bench.send(&["(a"]);
+    bench.check(["1: (1"]);
+    bench.at(1);
+    bench.send(&["a", "a", "(b'", "b'", "(c"]);
+    for (ended, next) in [(2, "1: - (4 - shape"), (3, "1: 2 - (6 shape"), (4, "1: - 5 shape"), (5, "1: 3")] {
+        bench.at(ended);
+        bench.done(1);
+        bench.check([next]);
+    }
+}
+
+#[test]
 fn a_free_slot_goes_to_the_backlog_in_order() {
     let mut bench = Bench::new(settings(1, SequenceStrategy::Direct { minimum_slot_utilization: 0.0 }), 1);
     bench.send(&["(a", "(b", "b)", "(c)", "a)"]);
