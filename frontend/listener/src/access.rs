@@ -221,7 +221,11 @@ fn read(path: &PathBuf) -> Result<Tokens, String> {
     let mut text = String::new();
     let unread = |error: std::io::Error| format!("the token file '{}' cannot be read: {error}", path.display());
     let file = std::fs::File::open(path).map_err(unread)?;
-    file.take(MAX_FILE).read_to_string(&mut text).map_err(unread)?;
+    file.take(MAX_FILE + 1).read_to_string(&mut text).map_err(unread)?;
+    if text.len() as u64 > MAX_FILE {
+        // The beginning of a token would be accepted as a token.
+        return Err(format!("the token file '{}' is larger than {MAX_FILE} bytes", path.display()));
+    }
     Tokens::parse(&text).map_err(|reason| format!("the token file '{}' cannot be used: {reason}", path.display()))
 }
 
@@ -290,6 +294,18 @@ mod tests {
     fn headers(pairs: &[(&'static str, &'static [u8])]) -> HeaderMap {
         let pairs = pairs.iter().map(|(name, value)| (name.parse().unwrap(), HeaderValue::from_bytes(value).unwrap()));
         pairs.collect()
+    }
+
+    #[test]
+    fn a_token_file_that_is_too_large_is_refused() {
+        let path = std::env::temp_dir().join(format!("pharos-tokens-{}", std::process::id()));
+        let most = usize::try_from(MAX_FILE).unwrap();
+        for (comment, accepted) in [(most - "\nsecret".len(), true), (most - "\nsec".len(), false)] {
+            std::fs::write(&path, format!("{}\nsecret", "#".repeat(comment))).unwrap();
+            let read = read(&path);
+            std::fs::remove_file(&path).unwrap();
+            assert_eq!(read.is_ok(), accepted, "{read:?}");
+        }
     }
 
     #[test]

@@ -49,7 +49,13 @@ impl Accepted {
         B::Error: Into<Box<dyn Error + Send + Sync>>,
     {
         let peer = stream.peer_addr().ok();
-        let Some((stream, name)) = self.open(stream).await else { return };
+        let opened = tokio::select! {
+            biased;
+            opened = self.open(stream) => opened,
+            // The server stops, and the client has sent no request.
+            () = self.activity.wait_for_shutdown() => return,
+        };
+        let Some((stream, name)) = opened else { return };
         let (traffic, flusher) = Traffic::new(stream, self.activity.clone(), self.activity.is_http2());
         let adds_peer = self.shared.settings.adds_peer;
         let service = Watched { service, activity: self.activity.clone(), peer: peer.filter(|_| adds_peer), name };
@@ -227,12 +233,16 @@ fn describe(error: &(dyn Error + Send + Sync + 'static)) -> String {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use http_body_util::Full;
     use hyper::body::Incoming;
     use hyper::service::service_fn;
-    use tokio::io::AsyncWriteExt;
+    use pharos::metrics::labels::Listener;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
+    use tokio::sync::watch;
 
     use super::*;
+    use crate::{Phase, Settings};
 
     /// Returns both ends of a new connection, the client's first.
     async fn connection() -> (TcpStream, TcpStream) {
@@ -274,6 +284,27 @@ mod tests {
         let ((client, server), mut first) = (connection().await, [0; 3]);
         drop(client);
         assert_eq!(peek(&server, &mut first).await.unwrap(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_connection_without_a_request_ends_when_the_server_stops() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut settings = Settings::new(Listener::Http);
+        (settings.limits.head, settings.limits.idle) = (Duration::ZERO, Duration::ZERO);
+        let service = tower::service_fn(|_: Request<RequestBody>| {
+            std::future::ready(Ok::<_, Infallible>(Response::new(Full::new(Bytes::new()))))
+        });
+        let (phase, phases) = watch::channel(Phase::Serving);
+        let serving = tokio::spawn(crate::serve(listener, settings, service, |_| {}, phases));
+        let mut silent = TcpStream::connect(address).await.unwrap();
+        // Connections are accepted in order.
+        let mut other = TcpStream::connect(address).await.unwrap();
+        other.write_all(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n").await.unwrap();
+        other.read_to_end(&mut Vec::new()).await.unwrap();
+        phase.send_replace(Phase::Stopping);
+        tokio::time::timeout(Duration::from_secs(60), serving).await.unwrap().unwrap();
+        assert_eq!(silent.read(&mut [0]).await.unwrap(), 0);
     }
 
     /// Returns whether a connection on which the client sends these bytes ends with a violation of HTTP/2.

@@ -1,4 +1,4 @@
-//! The service of an HTTP listener: passes requests to a [`Handle`], with timeouts on their bodies.
+//! The service of an HTTP listener: passes requests to a [`Handle`], with timeouts on their bodies, and logs them.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -13,6 +13,7 @@ use http::header::{CONNECTION, CONTENT_TYPE, TRANSFER_ENCODING};
 use http::{HeaderMap, Request, StatusCode};
 
 use crate::body_timeout::{BodyLimits, BoxError, LimitedBody};
+use crate::request_log::Logged;
 
 /// Answers the requests of an HTTP listener.
 pub trait Handle: Clone + Send + 'static {
@@ -26,6 +27,7 @@ pub trait Handle: Clone + Send + 'static {
 pub struct HttpService<H> {
     handler: H,
     body_timeout: Duration,
+    handler_logs: bool,
 }
 
 /// Returns whether a body is chunked.
@@ -50,7 +52,13 @@ fn unsupported_transfer_coding() -> Response {
 impl<H: Handle> HttpService<H> {
     /// `body_timeout` is the maximum time without data of a body; zero for no limit.
     pub fn new(handler: H, body_timeout: Duration) -> Self {
-        Self { handler, body_timeout }
+        Self { handler, body_timeout, handler_logs: false }
+    }
+
+    /// Returns this service for a handler that logs its requests, in its format.
+    #[must_use]
+    pub fn with_logging_handler(self) -> Self {
+        Self { handler_logs: true, ..self }
     }
 }
 
@@ -68,11 +76,24 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
+        let logged = Logged::new(&request);
         let Ok(chunked) = is_chunked(request.headers()) else {
-            return Box::pin(std::future::ready(Ok(unsupported_transfer_coding())));
+            let response = unsupported_transfer_coding();
+            if let Some(logged) = logged {
+                logged.answered(response.status());
+            }
+            return Box::pin(std::future::ready(Ok(response)));
         };
         let limits = BodyLimits { idle_timeout: self.body_timeout, chunked };
         let request = request.map(|body| Body::new(LimitedBody::new(body, limits, |fault| Box::new(fault))));
-        Box::pin(self.handler.clone().handle(request))
+        let answer = self.handler.clone().handle(request);
+        match logged.filter(|_| !self.handler_logs) {
+            None => Box::pin(answer),
+            Some(logged) => Box::pin(async move {
+                let response = answer.await?;
+                logged.answered(response.status());
+                Ok(response)
+            }),
+        }
     }
 }

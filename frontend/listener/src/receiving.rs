@@ -57,6 +57,11 @@ impl Budget {
         Self(Arc::new(State { most, used: AtomicU64::new(0), coders }))
     }
 
+    /// Returns a budget without a limit that shares the limit on compressing threads.
+    fn without_limit(&self) -> Self {
+        Self(Arc::new(State { most: u64::MAX, used: AtomicU64::new(0), coders: self.0.coders.clone() }))
+    }
+
     /// Returns an empty reservation.
     pub fn reserve(&self) -> Reservation {
         Reservation { budget: self.clone(), bytes: 0 }

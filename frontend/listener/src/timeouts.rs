@@ -21,6 +21,9 @@ use super::unread_responses::Unread;
 /// The minimum and maximum interval of scans. Between them it is a quarter of the shortest timeout.
 const SCAN_INTERVALS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(15));
 
+/// The capacity for connections that a listener keeps.
+const IDLE_CAPACITY: usize = 64;
+
 /// The timeouts of a connection; zero disables one.
 #[derive(Clone, Copy)]
 pub(super) struct Timeouts {
@@ -55,6 +58,8 @@ struct Connections {
     tick: Arc<AtomicU32>,
     open: Mutex<Vec<(Arc<Activity>, AbortHandle)>>,
     metrics: ConnectionMetrics,
+    /// The timeout for the client to read more of a response.
+    write_ticks: u32,
     /// Whether responses on new connections ask the client to close.
     draining: AtomicBool,
 }
@@ -106,14 +111,14 @@ impl Watch {
     /// Starts to close connections that exceed their timeouts.
     pub(super) fn start(timeouts: Timeouts, metrics: ConnectionMetrics) -> Self {
         let tick = Arc::new(AtomicU32::new(1));
-        let connections =
-            Arc::new(Connections { tick, open: Mutex::default(), metrics, draining: AtomicBool::new(false) });
         let interval = timeouts.scan_interval();
         let ticks = |time: Duration| match time.as_nanos().div_ceil(interval.as_nanos().max(1)) {
             0 => u32::MAX,
             ticks => u32::try_from(ticks).unwrap_or(u32::MAX),
         };
         let ticks = Ticks { head: ticks(timeouts.head), idle: ticks(timeouts.idle), write: ticks(timeouts.write) };
+        let (open, draining) = (Mutex::default(), AtomicBool::new(false));
+        let connections = Arc::new(Connections { tick, open, metrics, write_ticks: ticks.write, draining });
         let weak = Arc::downgrade(&connections);
         tokio::spawn(async move {
             loop {
@@ -139,13 +144,20 @@ impl Watch {
             closing: AtomicBool::new(self.0.draining.load(Ordering::Relaxed)),
             shutting_down: AtomicBool::new(false),
             waiting: Mutex::default(),
-            unread: Unread::default(),
+            unread: Unread::new(self.0.write_ticks),
         })
     }
 
     /// Adds a connection to the scans; `task` serves it.
     pub(super) fn add(&self, activity: Arc<Activity>, task: AbortHandle) {
-        self.0.open().push((activity, task));
+        let mut open = self.0.open();
+        if open.len() == open.capacity() {
+            // Clients may open many connections between two scans. Growing by half keeps the mean cost of this constant.
+            open.retain(|(_, task)| !task.is_finished());
+            let spare = open.len() / 2 + IDLE_CAPACITY;
+            open.reserve_exact(spare);
+        }
+        open.push((activity, task));
     }
 
     /// Applies a phase of the shutdown to all connections, including later ones. An HTTP/2 connection closes without loss while
@@ -178,7 +190,7 @@ impl Connections {
             }
             false
         });
-        open.shrink_to(64);
+        open.shrink_to(IDLE_CAPACITY);
     }
 }
 
@@ -396,6 +408,21 @@ mod tests {
         drop(Busy(working.0));
         let ended = tokio::time::timeout(Duration::from_secs(20), working.1).await;
         assert!(ended.unwrap().unwrap_err().is_cancelled());
+    }
+
+    #[tokio::test]
+    async fn ended_connections_are_forgotten_before_the_next_scan() {
+        let watch = without_timeouts();
+        let open = watch.activity(None);
+        watch.add(open.clone(), tokio::spawn(std::future::pending::<()>()).abort_handle());
+        for _ in 0..1000 {
+            let task = tokio::spawn(std::future::ready(()));
+            watch.add(watch.activity(None), task.abort_handle());
+            task.await.unwrap();
+        }
+        let known = watch.0.open();
+        assert!(known.len() <= 2 * IDLE_CAPACITY, "{}", known.len());
+        assert!(known.iter().any(|(activity, _)| Arc::ptr_eq(activity, &open)), "an open connection is kept");
     }
 
     #[tokio::test]

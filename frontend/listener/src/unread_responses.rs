@@ -1,6 +1,9 @@
 //! Tracks HTTP/2 responses that clients do not read. A client that grants a stream no window blocks that stream, but not the
 //! connection's writes, so progress is tracked for each stream: a large piece of a response records when its bytes are
 //! dropped, which is after they were written.
+//!
+//! While a stream has no window, the library takes no piece of its response. Such responses are counted by the period in which they
+//! began to wait: the messages of a stream may be small, and a model may wait for their client.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,16 +15,79 @@ const SMALL: usize = 16 << 10;
 /// Larger pieces are split, so that the progress of a slow client is visible.
 const PIECE: usize = 256 << 10;
 
+/// The number of periods in a timeout.
+const PERIODS_IN_TIMEOUT: u32 = 4;
+/// The number of periods that are counted. A connection is closed before a response has waited for so many.
+const PERIODS: usize = 8;
+
+/// The numbers of responses that wait for a window, by the period in which they began to wait.
+struct Waits {
+    /// The number of ticks of one period.
+    ticks: u32,
+    counts: [AtomicU32; PERIODS],
+}
+
+impl Waits {
+    /// Returns the index of the period of a tick.
+    fn at(&self, tick: u32) -> usize {
+        (tick / self.ticks) as usize % PERIODS
+    }
+
+    fn count(&self, index: usize) -> Option<&AtomicU32> {
+        self.counts.get(index)
+    }
+
+    /// Returns the latest tick at which the response that waits longest can have begun to wait.
+    fn since(&self, now: u32) -> Option<u32> {
+        let current = now / self.ticks;
+        let mut periods = (0..PERIODS as u32).rev().filter_map(|ago| current.checked_sub(ago));
+        let oldest = periods.find(|period| {
+            let count = self.count(*period as usize % PERIODS);
+            count.is_some_and(|count| count.load(Ordering::Relaxed) > 0)
+        })?;
+        Some((oldest * self.ticks).saturating_add(self.ticks - 1).min(now))
+    }
+}
+
 /// The responses of a connection that are being sent.
-#[derive(Default)]
 pub(super) struct Unread {
     // Held by scans, and when the first large piece of a response is sent.
     answers: Mutex<Vec<Arc<Taken>>>,
+    waits: Waits,
 }
 
 impl Unread {
+    /// Creates an empty list for a timeout of this many ticks.
+    pub(super) fn new(timeout: u32) -> Self {
+        let waits = Waits { ticks: timeout.div_ceil(PERIODS_IN_TIMEOUT).max(1), counts: Default::default() };
+        Self { answers: Mutex::default(), waits }
+    }
+
+    /// Counts a response that waits from this tick on. [`Unread::ends_wait`] gets the result.
+    pub(super) fn begins_wait(&self, tick: u32) -> usize {
+        let index = self.waits.at(tick);
+        if let Some(count) = self.waits.count(index) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+        index
+    }
+
+    /// Counts the end of a wait.
+    pub(super) fn ends_wait(&self, index: usize) {
+        if let Some(count) = self.waits.count(index) {
+            count.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
     /// Returns the tick of the last progress of the response that waits longest; 0 if none waits.
     pub(super) fn since(&self, now: u32) -> u32 {
+        let longest =
+            [self.since_taken(now), self.waits.since(now).unwrap_or(0)].into_iter().filter(|since| *since != 0);
+        longest.max_by_key(|since| now.wrapping_sub(*since)).unwrap_or(0)
+    }
+
+    /// Returns the tick of the last progress among the tracked pieces.
+    fn since_taken(&self, now: u32) -> u32 {
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         answers.retain(|answer| Arc::strong_count(answer) > 1);
         let waiting = answers.iter().filter(|answer| answer.outstanding.load(Ordering::Relaxed) > 0);
@@ -112,7 +178,7 @@ mod tests {
 
     #[test]
     fn a_response_waits_since_its_last_progress() {
-        let (unread, tick) = (Unread::default(), Arc::new(AtomicU32::new(5)));
+        let (unread, tick) = (Unread::new(20), Arc::new(AtomicU32::new(5)));
         let (mut one, mut other) = (Pieces::default(), Pieces::default());
         assert_eq!(one.cut(Bytes::from(vec![1; SMALL]), (&unread, &tick)).len(), SMALL);
         assert_eq!(unread.since(9), 0, "small pieces are not tracked");
@@ -131,5 +197,27 @@ mod tests {
         drop((one, other));
         unread.since(10);
         assert!(unread.answers.lock().unwrap_or_else(PoisonError::into_inner).is_empty());
+    }
+
+    #[test]
+    fn a_response_without_a_window_waits_since_its_last_piece() {
+        for timeout in [1, 3, 7, 20, 300] {
+            let unread = Unread::new(timeout);
+            assert_eq!(unread.since(1), 0);
+            let first = unread.begins_wait(1);
+            let late = unread.begins_wait(1 + timeout);
+            let closed = (1..).find(|now| {
+                let since = unread.since(*now);
+                since != 0 && now - since > timeout
+            });
+            // The time is exact to a quarter, and never too short.
+            let closed = closed.unwrap_or_default();
+            assert!(closed > 1 + timeout && closed <= 2 + timeout + timeout.div_ceil(4), "{timeout} {closed}");
+            unread.ends_wait(first);
+            assert!(unread.since(closed) > timeout, "{timeout}: the other began later");
+            unread.ends_wait(late);
+            assert_eq!(unread.since(closed), 0);
+        }
+        assert_eq!(Unread::new(u32::MAX).since(1000), 0);
     }
 }

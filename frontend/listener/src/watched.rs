@@ -5,6 +5,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
@@ -82,7 +83,7 @@ where
         if busy.as_ref().is_some_and(|busy| busy.is_closing()) {
             answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        let http2 = self.http2.take().map(|activity| (activity, Pieces::default()));
+        let http2 = self.http2.take().map(|activity| (Wait::begun(activity), Pieces::default()));
         Poll::Ready(Ok(answer.map(|body| Body { body, _busy: busy, http2 })))
     }
 }
@@ -92,7 +93,39 @@ pub(super) struct Body<B> {
     body: B,
     _busy: Option<Busy>,
     /// Tracks the progress of the client.
-    http2: Option<(Arc<Activity>, Pieces)>,
+    http2: Option<(Wait, Pieces)>,
+}
+
+/// Whether a response waits until its client grants a window. hyper does not poll the body of a response meanwhile.
+struct Wait {
+    activity: Arc<Activity>,
+    /// The period in which the wait began, as counted.
+    since: Option<usize>,
+}
+
+impl Wait {
+    fn begun(activity: Arc<Activity>) -> Self {
+        let mut wait = Self { activity, since: None };
+        wait.begin();
+        wait
+    }
+
+    fn begin(&mut self) {
+        let (unread, tick) = self.activity.unread();
+        self.since = Some(unread.begins_wait(tick.load(Ordering::Relaxed)));
+    }
+
+    fn end(&mut self) {
+        if let Some(since) = self.since.take() {
+            self.activity.unread().0.ends_wait(since);
+        }
+    }
+}
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        self.end();
+    }
 }
 
 impl<B: http_body::Body<Data = Bytes> + Unpin> http_body::Body for Body<B> {
@@ -101,12 +134,17 @@ impl<B: http_body::Body<Data = Bytes> + Unpin> http_body::Body for Body<B> {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         let Self { body, http2, .. } = &mut *self;
-        let Some((activity, pieces)) = http2 else { return Pin::new(body).poll_frame(cx) };
+        let Some((wait, pieces)) = http2 else { return Pin::new(body).poll_frame(cx) };
+        wait.end();
         if let Some(rest) = pieces.next() {
+            wait.begin();
             return Poll::Ready(Some(Ok(Frame::data(rest))));
         }
         let frame = Pin::new(body).poll_frame(cx);
-        frame.map_ok(|frame| frame.map_data(|piece| pieces.cut(piece, activity.unread())))
+        if frame.is_ready() {
+            wait.begin();
+        }
+        frame.map_ok(|frame| frame.map_data(|piece| pieces.cut(piece, wait.activity.unread())))
     }
 
     fn is_end_stream(&self) -> bool {

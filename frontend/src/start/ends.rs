@@ -4,6 +4,10 @@ use std::io;
 use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::task::JoinHandle;
+
+/// Maximum time for the connections of all listeners to send the last responses.
+const LAST_ANSWERS: Duration = Duration::from_secs(5);
 
 /// Maximum time of each step of the exit after a second signal.
 pub(super) const HURRIED: Duration = Duration::from_millis(200);
@@ -29,6 +33,16 @@ impl Ends {
             _ = self.interrupt.recv() => {}
         }
         self.seen += 1;
+    }
+
+    /// Waits until the listeners have sent the last responses. Their tasks run at the same time.
+    pub(super) async fn close(&mut self, listeners: Vec<JoinHandle<()>>) {
+        let closed = async {
+            for listener in listeners {
+                drop(listener.await);
+            }
+        };
+        self.wait(LAST_ANSWERS, closed).await;
     }
 
     /// Waits for `work` within `timeout`; after a second signal, only for [`HURRIED`].

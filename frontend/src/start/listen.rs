@@ -1,7 +1,7 @@
 //! Configures and opens the listeners, and watches their TLS and token files.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
-use super::open_loading;
 use super::torchserve::PortSettings;
+use super::{addresses, open_loading};
 use crate::cli::{Options, TlsOptions};
 use pharos_engine::engine::Engine;
 use pharos_grpc as grpc;
@@ -56,6 +56,7 @@ impl Listeners<'_> {
         platforms: Vec<Platform>,
     ) -> Result<Vec<JoinHandle<()>>, String> {
         let Self { options, engine, .. } = self;
+        addresses::check(&addresses::of_server(options, &platforms))?;
         let mut tasks = Vec::new();
         if options.http.allow {
             tasks.push(self.http(guards)?);
@@ -125,15 +126,11 @@ impl Listeners<'_> {
         }
     }
 
-    /// Opens the listener of a cloud platform, without TLS and on all interfaces, as in Triton.
+    /// Opens the listener of a cloud platform, without TLS, as in Triton.
     fn cloud(&self, guards: &ServerAccess, platform: Platform) -> Result<JoinHandle<()>, String> {
-        let Options { sagemaker, vertex_ai, http_clients, .. } = self.options;
-        let (what, flag, port) = match &platform {
-            Platform::SageMaker(_) => ("SageMaker", "--sagemaker-port", sagemaker.port),
-            Platform::VertexAi(_) => ("Vertex AI", "--vertex-ai-port", vertex_ai.port),
-        };
-        let listener = bind(what, flag, (IpAddr::V4(Ipv4Addr::UNSPECIFIED), port, false))?;
-        let most = http_clients.max_connections.unwrap_or_else(descriptors::connections);
+        let (what, flag, address) = addresses::of_cloud(self.options, &platform);
+        let listener = bind(what, flag, (address.ip(), address.port(), false))?;
+        let most = self.options.http_clients.max_connections.unwrap_or_else(descriptors::connections);
         let connections = self.connections(Listener::Http, None, most);
         let engine = self.engine_with_uploads(guards, &guards.http);
         let endpoints = http::cloud::Endpoints::new(engine, self.http_settings(guards), platform);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pharos::service::Management as _;
 use tokio::task::JoinHandle;
 
-use super::open_loading;
+use super::{addresses, open_loading};
 use crate::cli::Options;
 use pharos_engine::engine::Engine;
 use pharos_grpc as grpc;
@@ -47,6 +47,7 @@ impl Endpoints {
     pub(super) fn new(plan: &Plan<Options>, engine: &Engine, ports: PortSettings) -> Result<Self, String> {
         let PortSettings { phases, server, budget, event_loops, timing } = ports;
         plan.begin(&plan.options.tslog.location(|_| None));
+        addresses::check(&addresses::of_torchserve(&plan.options, &plan.settings))?;
         torchserve::check_addresses(&plan.settings)?;
         engine.cache().count_by_alias(torchserve::metric_naming(plan.settings.initial_worker_port));
         let registry = Registry::new(engine.clone(), plan.settings.clone(), plan.repository.clone());
@@ -122,6 +123,7 @@ fn kserve(
     };
     let calls = grpc::Settings {
         other_service: Some(torchserve::inference_service()),
+        body_timeout: torchserve::BODY_TIMEOUT,
         budget: budget.clone(),
         timing: timing.clone(),
         limits: torchserve::message_limits(settings),

@@ -72,17 +72,23 @@ pub struct ServerAccess {
 /// # Errors
 /// An address cannot be bound; the text names it and the key that sets it.
 pub fn check_addresses(settings: &Settings) -> Result<(), String> {
-    let rest = apis(settings).into_iter().map(|(address, apis)| {
-        let what = name_of(apis);
-        (format!("the {what} API"), format!("{what}_address"), address)
-    });
-    let grpc = [("inference", settings.grpc_inference), ("management", settings.grpc_management)];
-    let grpc = grpc.map(|(what, address)| (format!("the gRPC {what} API"), format!("grpc_{what}_port"), address));
-    for (what, key, address) in rest.chain(grpc) {
-        let checked = listener::check(address.socket);
-        checked.map_err(|error| cannot_listen((&what, &key), address.socket, &error))?;
+    for (what, key, address) in named_addresses(settings) {
+        let checked = listener::check(address);
+        checked.map_err(|error| cannot_listen((&what, &key), address, &error))?;
     }
     Ok(())
+}
+
+/// Returns the names of the listeners, the keys that set their addresses, and the addresses.
+pub fn named_addresses(settings: &Settings) -> impl Iterator<Item = (String, String, SocketAddr)> {
+    let rest = apis(settings).into_iter().map(|(address, apis)| {
+        let what = name_of(apis);
+        (format!("the {what} API"), format!("{what}_address"), address.socket)
+    });
+    let grpc = [("inference", settings.grpc_inference), ("management", settings.grpc_management)];
+    let grpc =
+        grpc.map(|(what, address)| (format!("the gRPC {what} API"), format!("grpc_{what}_port"), address.socket));
+    rest.chain(grpc)
 }
 
 /// Opens the listeners and serves on them. Returns their tasks.
@@ -174,7 +180,7 @@ fn rest<S: Management>(port: Port<S>, address: Address, phases: &PhaseReceiver) 
     let socket = bind(&format!("the {what} API"), &format!("{what}_address"), address.socket)?;
     let service = port.shared.service.clone();
     let refused = move |status| service.record_answered(Protocol::Http, Route::Unknown, status, None);
-    let port = HttpService::new(port, BODY_TIMEOUT);
+    let port = HttpService::new(port, BODY_TIMEOUT).with_logging_handler();
     Ok(tokio::spawn(listener::serve(socket, connections, port, refused, phases.clone())))
 }
 

@@ -19,6 +19,7 @@ from tritonclient.utils import InferenceServerException
 from harness.connections import GRPC_HEADERS, connect
 from harness.inference import one
 from harness.models import copy_models, write
+from harness.ports import free_ports
 from harness.sequence_models import config, controls
 from harness.processes import held
 from harness.server import total
@@ -267,6 +268,18 @@ def test_a_second_signal_kills_hanging_workers(start):
         assert server.process.wait(DEADLINE_S) == 1
         assert client.recv(1 << 16).startswith(b"HTTP/1.1 503 ")
     eventually("the workers are gone", lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers))
+
+
+@pytest.mark.parametrize(("http", "grpc"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("127.0.0.1", "::")])
+def test_two_listeners_do_not_share_a_port(start, http, grpc):
+    """With `--reuse-http-port` and `--reuse-grpc-port` too: connections would go to either."""
+    [port] = free_ports(1)
+    addresses = [f"--http-address={http}", f"--grpc-address={grpc}", f"--http-port={port}", f"--grpc-port={port}"]
+    server = start(["identity_fp32"], "--reuse-http-port=true", "--reuse-grpc-port=true", *addresses, wait=False)
+    assert server.process.wait(DEADLINE_S) == 1
+    bracketed = f"[{grpc}]" if ":" in grpc else grpc
+    text = f"gRPC cannot listen on {bracketed}:{port} (--grpc-port): HTTP listens on {http}:{port} (--http-port). Give each its own port"
+    assert text in server.log_tail()
 
 
 def test_a_shared_port(start):

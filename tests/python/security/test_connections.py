@@ -11,6 +11,7 @@ import h2.config
 import h2.connection
 import h2.events
 import h2.exceptions
+import h2.settings
 import numpy as np
 import pytest
 import tritonclient.grpc
@@ -22,7 +23,10 @@ from harness.connections import GRPC_HEADERS, INFER, connect, post, read_respons
 from harness.inference import one, simple
 from harness.models import copy_models
 from harness.server import Server, total
+from harness.stream_models import COMPARED, build
+from harness.streams import Collected, repeat_inputs
 from harness.waiting import DEADLINE_S, eventually
+from harness.wire import grpc_infer, grpc_tensor
 
 
 def still_answers(server):
@@ -139,6 +143,39 @@ def test_slow_reader_of_grpc(server):
             status, answer = server.infer("identity_fp32_nobatch", one("FP32", [1], [n]))
             assert (status, answer["outputs"][0]["data"]) == (200, [n])
     still_answers(server)
+
+
+@pytest.mark.parametrize("rpc", ["ModelStreamInfer", "ModelInfer"])
+def test_clients_that_grant_no_window_are_disconnected(start, tmp_path, rpc):
+    """`--client-write-timeout-secs` applies to small responses too. Meanwhile a decoupled model waits for the client, and other
+    requests to it wait."""
+    folder = build(tmp_path / "models", {"repeat": COMPARED["repeat"], "rows": COMPARED["rows"]})
+    server = start([], "--client-write-timeout-secs=1", repository=folder)
+    messages = {"ModelStreamInfer": grpc_infer("", "repeat", [grpc_tensor("IN", "INT32", [500], int_contents=range(500))]),
+                "ModelInfer": grpc_infer("", "rows", [grpc_tensor("I0", "INT32", [1, 4], int_contents=range(4))])}  # fmt: skip
+    data = messages[rpc].message.SerializeToString()
+    connection = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))
+    with connect(server.grpc_port) as wire:
+        connection.initiate_connection()
+        connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
+        connection.send_headers(1, list((GRPC_HEADERS | {":path": f"/inference.GRPCInferenceService/{rpc}"}).items()))
+        connection.send_data(1, b"\0" + struct.pack(">I", len(data)) + data, end_stream=rpc == "ModelInfer")
+        begun = False
+        while not begun:
+            wire.sendall(connection.data_to_send())
+            events = connection.receive_data(wire.recv(65536))
+            begun = any(isinstance(event, h2.events.ResponseReceived) for event in events)
+        collected = Collected()
+        with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+            client.start_stream(collected)
+            client.async_stream_infer("repeat", repeat_inputs([1, 2]), request_id="other")
+            eventually("the other client is answered", lambda: collected.values.get("other") == [1, 2])
+            client.stop_stream()
+        # Pings may come before the end.
+        while wire.recv(65536):
+            pass
+    labels = {"listener": "grpc", "reason": "SLOW_READER"}
+    assert total(server.scrape(), "pharos_connections_refused_total", **labels) == 1
 
 
 def test_pipelined_requests(server):

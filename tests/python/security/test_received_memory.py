@@ -14,6 +14,7 @@ import h2.connection
 import h2.events
 import numpy as np
 import pytest
+import tritonclient.grpc
 from tritonclient.grpc import service_pb2 as pb
 
 from harness.connections import GRPC_HEADERS, connect, read_response
@@ -111,7 +112,7 @@ def promises(server):
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(Calls(server.grpc_port)) for _ in range(4)]
         prefix = b"\0\x7f\xff\xff\xff"
-        paths = [SERVICE + method for method in ("ModelInfer", "ServerLive", "ModelMetadata", "RepositoryIndex")]
+        paths = [SERVICE + method for method in ("ModelInfer", "ServerMetadata", "ModelMetadata", "RepositoryIndex")]
         streams = []
         for calls, path in zip(connections, paths, strict=True):
             streams.append([calls.begin(prefix, path=path, flush=number == 999) for number in range(1000)])
@@ -273,6 +274,36 @@ def test_memory_of_received_data_is_bounded(start):
     packed = gzip.compress(json.dumps(one("FP32", [1], [1])).encode() + b" " * (20 * mib))
     status, text = server.ask("POST", INFER, packed, headers={"Content-Encoding": "gzip"})
     assert (status, "--receive-memory-byte-size" in text) == (503, True), text
+
+
+@pytest.mark.parametrize("path", ["/grpc.health.v1.Health/Check", SERVICE + "ServerLive", SERVICE + "ModelReady"])
+def test_clients_without_a_token_do_not_use_up_the_memory(start, tmp_path, path):
+    """Calls that need no token have small messages, which are not counted: clients with a token are served meanwhile."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text("infer-1\n")
+    server = start([MODEL], f"--receive-memory-byte-size={8 * 2**20}", f"--inference-token-file={tokens}")
+    client = tritonclient.grpc.InferenceServerClient(server.grpc)
+    with client, Calls(server.grpc_port) as calls:
+        large = calls.begin(b"\0" + struct.pack(">I", 2**20) + bytes(2**18), path=path)
+        assert calls.end(large) == [(8, "Received%20message%20larger%20than%20max%20(1048576%20vs.%2065536).")]
+        for _ in range(200):
+            calls.begin(b"\0" + struct.pack(">I", 2**16) + bytes(60_000), path=path)
+        # Frames are read in order: when this call is refused, all earlier frames have been received.
+        calls.end(calls.begin(b"\0\x7f\xff\xff\xff", path=path))
+        values = np.arange(2**20, dtype=np.float32)
+        tensor = tritonclient.grpc.InferInput("INPUT0", [2**20], "FP32")
+        tensor.set_data_from_numpy(values)
+        answer = client.infer(MODEL, [tensor], headers={"authorization": "Bearer infer-1"})
+        assert np.array_equal(answer.as_numpy("OUTPUT0"), values)
+
+
+def test_every_unary_call_must_send_its_message(attacked):
+    """Also those of the other services on the port."""
+    with Calls(attacked.grpc_port) as calls:
+        paths = ["/grpc.health.v1.Health/Check", "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics", SERVICE + "ServerLive"]
+        stalled = [calls.begin(b"\0\0\0\0\x05abc", path=path) for path in paths]
+        for status, text in calls.end(*stalled):
+            assert status == 3 and "stalled" in text, text
 
 
 @pytest.mark.skipif(not has_worker, reason="needs the package pharos-worker")

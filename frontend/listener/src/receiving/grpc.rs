@@ -14,13 +14,16 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http::{HeaderMap, Request};
 use http_body::Frame;
+use pharos::access::Api;
 use pharos::data::Data;
+use pharos::metrics::labels::Route;
 use pharos_os::blocking;
 use tonic::Status;
 
 use self::messages::{Head, Partial, whole};
 use super::coding::{Format, InflateError, inflate};
 use super::{Budget, Full, Reservation};
+use crate::access::routes::{Class, class};
 use crate::body_timeout::BoxError;
 
 /// The maximum sizes of a message, in bytes.
@@ -30,8 +33,8 @@ pub struct Limits {
     pub received: usize,
     /// After decompression.
     pub inflated: usize,
-    /// The setting that raises the limits, for error texts.
-    pub setting: &'static str,
+    /// The setting that raises the limits, for error texts; `None` if they are fixed.
+    pub setting: Option<&'static str>,
 }
 
 /// The largest message in both directions: the maximum of the protocol's signed lengths. Triton has no limit either.
@@ -40,18 +43,37 @@ pub const MAX_MESSAGE: usize = i32::MAX as usize;
 /// The maximum size of a decompressed message unless `--grpc-max-input-size` is given.
 const MAX_INFLATED: usize = 64 << 20;
 
+/// The maximum size of a message of a call that needs no token. These messages are empty, or name a model.
+const MAX_OPEN: usize = 64 << 10;
+
 impl Limits {
     /// Returns the limits for a value of `--grpc-max-input-size`.
     pub fn new(most: Option<u64>) -> Self {
         let most = most.map(|most| usize::try_from(most).unwrap_or(usize::MAX).min(MAX_MESSAGE));
         let (received, inflated) = (most.unwrap_or(MAX_MESSAGE), most.unwrap_or(MAX_INFLATED));
-        Self { received, inflated, setting: "--grpc-max-input-size" }
+        Self { received, inflated, setting: Some("--grpc-max-input-size") }
+    }
+
+    /// Returns these limits as the end of an error text.
+    fn advice(self) -> String {
+        self.setting.map_or_else(String::new, |setting| format!(" Use {setting} to increase the limit."))
     }
 }
 
 impl Default for Limits {
     fn default() -> Self {
         Self::new(None)
+    }
+}
+
+/// Returns the bounds of the messages of a call of `route`. Clients without a token must not use up the memory budget, so messages of
+/// calls that need no token are small, and not counted.
+pub fn bounds_of(route: Route, (budget, limits): (&Budget, Limits)) -> (Budget, Limits) {
+    match class(route) {
+        Class::Part(Api::Health) => {
+            (budget.without_limit(), Limits { received: MAX_OPEN, inflated: MAX_OPEN, setting: None })
+        }
+        _ => (budget.clone(), limits),
     }
 }
 
@@ -176,9 +198,9 @@ impl<B> Received<B> {
             match work.await {
                 Ok(Ok(done)) => Ok(done),
                 Ok(Err(InflateError::TooLarge)) => Err(Status::resource_exhausted(format!(
-                    "a message exceeds the maximum allowed value of {} bytes when it is decompressed. Use {} to increase \
-                     the limit.",
-                    limits.inflated, limits.setting
+                    "a message exceeds the maximum allowed value of {} bytes when it is decompressed.{}",
+                    limits.inflated,
+                    limits.advice()
                 ))),
                 Ok(Err(InflateError::Full(reason))) => Err(full(reason)),
                 Ok(Err(InflateError::Broken(error))) => Err(Status::internal(format!("Error decompressing: {error}"))),
@@ -203,8 +225,10 @@ fn check(limits: Limits, head: Head) -> Result<(), Status> {
         return Ok(());
     }
     Err(Status::resource_exhausted(format!(
-        "Received message larger than max ({} vs. {}). Use {} to increase the limit.",
-        head.length, limits.received, limits.setting
+        "Received message larger than max ({} vs. {}).{}",
+        head.length,
+        limits.received,
+        limits.advice()
     )))
 }
 

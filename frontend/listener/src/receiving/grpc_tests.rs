@@ -37,7 +37,7 @@ impl http_body::Body for Frames {
     }
 }
 
-const LIMITS: Limits = Limits { received: 100_000, inflated: 200_000, setting: "--x" };
+const LIMITS: Limits = Limits { received: 100_000, inflated: 200_000, setting: Some("--x") };
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {
     deflate([Bytes::copy_from_slice(bytes)].iter(), Format::Gzip, Compression::fast()).unwrap()

@@ -13,6 +13,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use http::{Request, Response};
 use pharos::error::Reason;
@@ -26,12 +27,13 @@ use self::inference::Inference;
 use self::management::ManagementService;
 use super::Settings;
 use super::guard::{Denied, NO_MODEL_API, RequiredAccess, purpose};
-use super::rest::{Shared, V2Gate};
+use super::rest::{BODY_TIMEOUT, Shared, V2Gate};
 use super::token::{FAILED, Purpose};
 use pharos_listener::access::DeniedAnswer;
 use pharos_listener::access::routes::class;
 use pharos_listener::answering::{Account, Calls};
-use pharos_listener::receiving::grpc::{Limits, received as bounded};
+use pharos_listener::body_timeout::{BodyLimits, LimitedBody};
+use pharos_listener::receiving::grpc::{Limits, bounds_of, received as bounded};
 use pharos_listener::{Peer, RequestBody};
 use pharos_listener::{load_report, request_log, routing};
 use pharos_os::clock;
@@ -147,7 +149,7 @@ pub(super) fn management<S: Management, D: KserveGrpc>(
 
 /// Returns the limits on message sizes.
 pub fn limits(settings: &Settings) -> Limits {
-    Limits { setting: "max_request_size", ..Limits::new(Some(settings.max_request_size)) }
+    Limits { setting: Some("max_request_size"), ..Limits::new(Some(settings.max_request_size)) }
 }
 
 /// Returns the name of the prediction service.
@@ -173,9 +175,10 @@ impl<S: Management, D: KserveGrpc> tower::Service<Request<RequestBody>> for Port
         let path = request.uri().path().to_owned();
         let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
         let (shared, received) = (self.shared.clone(), clock::now());
-        let bounds = (&shared.budget, limits(&shared.settings));
         let is_own = routes::is_own(&path);
         let route = routes::of_path(&path);
+        let (budget, limits) = bounds_of(route, (&shared.budget, limits(&shared.settings)));
+        let bounds = (&budget, limits);
         let denied = self.denied(route, &request);
         let refused = denied.as_ref().map(|(_, reason)| *reason);
         // The v2 protocol's edge counts its answers itself.
@@ -183,8 +186,8 @@ impl<S: Management, D: KserveGrpc> tower::Service<Request<RequestBody>> for Port
         let count = (is_own || refused.is_some()).then(|| Account::new(Calls(shared.service.clone()), route));
         let answer: Answering = match (denied, &mut self.services) {
             (Some((status, _)), _) => Box::pin(std::future::ready(Ok(status.into_http()))),
-            (None, Services::Inference(both)) if is_own => both.0.call(bounded(request, bounds)),
-            (None, Services::Management(own)) => Box::pin(own.call(bounded(request, bounds))),
+            (None, Services::Inference(both)) if is_own => both.0.call(bounded(timed(request, BODY_TIMEOUT), bounds)),
+            (None, Services::Management(own)) => Box::pin(own.call(bounded(timed(request, BODY_TIMEOUT), bounds))),
             (None, Services::Inference(both)) => {
                 let others = &mut both.1;
                 if let Some(standard) = routes::standard(request.uri()) {
@@ -209,6 +212,13 @@ impl<S: Management, D: KserveGrpc> tower::Service<Request<RequestBody>> for Port
             Ok(response)
         })
     }
+}
+
+/// Limits how long the message of a call may stall. A stream of requests may be idle for any time.
+fn timed<B>(request: Request<B>, timeout: Duration) -> Request<LimitedBody<B>> {
+    let idle_timeout = if routes::has_many_messages(request.uri().path()) { Duration::ZERO } else { timeout };
+    let limits = BodyLimits { idle_timeout, chunked: false };
+    request.map(|body| LimitedBody::new(body, limits, |fault| Box::new(Status::invalid_argument(fault.to_string()))))
 }
 
 impl<S: Management, D> Port<S, D> {
@@ -254,4 +264,42 @@ fn log((peer, path): (Option<SocketAddr>, &str), code: Code, received: Instant) 
     let ms = (clock::now() - received).as_millis();
     let method = path.strip_prefix('/').unwrap_or(path);
     request_log::answered_line(&format!("/{peer} \"gRPC {method} HTTP/2.0\" {} {ms}", code as i32));
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use bytes::Bytes;
+    use http_body::{Body, Frame};
+
+    use super::*;
+
+    /// A body that never has data.
+    struct Stalled;
+
+    impl Body for Stalled {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            Poll::Pending
+        }
+    }
+
+    #[tokio::test]
+    async fn the_message_of_a_call_must_not_stall() {
+        for (path, stalls) in [
+            ("/org.pytorch.serve.grpc.inference.InferenceAPIsService/Ping", true),
+            ("/org.pytorch.serve.grpc.inference.InferenceAPIsService/StreamPredictions", true),
+            ("/org.pytorch.serve.grpc.inference.InferenceAPIsService/StreamPredictions2", false),
+            ("/org.pytorch.serve.grpc.management.ManagementAPIsService/RegisterModel", true),
+            ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", false),
+        ] {
+            let request = Request::builder().uri(path).body(Stalled).unwrap();
+            let mut body = timed(request, Duration::from_millis(5)).into_body();
+            let frame = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx));
+            let failed = tokio::time::timeout(Duration::from_millis(50), frame).await;
+            assert_eq!(failed.is_ok_and(|frame| frame.unwrap().is_err()), stalls, "{path}");
+        }
+    }
 }

@@ -19,6 +19,11 @@ pub(super) fn is_own(path: &str) -> bool {
     path.starts_with(INFERENCE) || path.starts_with(MANAGEMENT)
 }
 
+/// Returns whether a client may send several messages in a call of this path: predictions of sequences, and reflection.
+pub(super) fn has_many_messages(path: &str) -> bool {
+    path.strip_prefix(INFERENCE) == Some("StreamPredictions2") || of_path(path) == Route::Reflection
+}
+
 /// Returns the route of a path.
 pub(super) fn of_path(path: &str) -> Route {
     if let Some(method) = path.strip_prefix(INFERENCE) {

@@ -50,7 +50,7 @@ pub use v2::V2Gate;
 const BINARY: &str = "inference-header-content-length";
 
 /// The longest pause while a body is received.
-pub(super) const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+pub const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The state that all listeners share.
 pub(crate) struct Shared<S: Management> {
