@@ -40,7 +40,9 @@ COMMANDS = {
     "torchserve": "main",
 }
 """The commands, and the functions of `pharos_worker.launcher` that run them."""
-EXTRAS = {"onnx": ["onnxruntime>=1.16"], "onnx-gpu": ["onnxruntime-gpu>=1.16"]}
+EXTRAS = {"onnx": ["onnxruntime>=1.17"], "onnx-gpu": ["onnxruntime-gpu[cuda,cudnn]>=1.17"]}
+"""The extras of the wheel, and their packages. The server needs version 1.17. The CUDA provider does not load without the libraries
+of CUDA and cuDNN, which are in further packages."""
 
 
 def machine(content: bytes, name: str) -> str:

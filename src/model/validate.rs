@@ -112,7 +112,9 @@ fn keeps_off_gpus(config: &ModelConfig, completion: &Completion<'_>) -> Result<O
     let own = |advice: &str| Some(format!("its backend '{}' runs on CPUs only{advice}", config.backend));
     Ok(match config.backend.as_str() {
         "sklearn" => own(""),
-        "tract" => own("; ONNX models run on GPUs with backend 'onnxruntime' and `pip install onnxruntime-gpu`"),
+        "tract" => {
+            own("; ONNX models run on GPUs with backend 'onnxruntime' and `pip install onnxruntime-gpu[cuda,cudnn]`")
+        }
         "onnxruntime" if config.allows_cpu_fallback()? => None,
         "onnxruntime" => completion.no_cuda_provider.map(|why| {
             let fallback = ModelConfig::CPU_FALLBACK;

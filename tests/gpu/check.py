@@ -148,7 +148,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", help=f"steps, separated by commas: {', '.join(STEPS)}")
     parser.add_argument("--minutes", type=float, default=8, help="total time; steps that do not fit are skipped")
     parser.add_argument("--device", type=int, default=0, help="the device's number in nvidia-smi")
-    parser.add_argument("--server-flags", default="", help="further flags of the servers of all steps but shared_memory")
+    parser.add_argument("--server-flags", default="", help="further flags of the servers of all steps")
     parser.add_argument("--cpu", action="store_true", help="run without a device: instances on processors")
     given = parser.parse_args()
     given.only = [name for name in given.only.split(",") if name] or list(STEPS)

@@ -2,6 +2,7 @@
 measures the memory of an idle instance."""
 
 import contextlib
+import os
 import re
 import shutil
 import statistics
@@ -79,6 +80,7 @@ def checked(world: World) -> tuple:
     log."""
     command = [sys.executable, str(HERE.parent / "python/gpu/gpu_shared_memory.py"), f"--device={world.device}", "--on-device"]
     command += [f"--work={world.folder}", *([f"--clients={world.clients}"] if world.clients.exists() else [])]
+    command += ["--", *os.environ.get("CHECK_SERVER_FLAGS", "").split()]
     log = world.folder / "gpu_shared_memory.log"
     shutil.rmtree(world.folder / "regions", ignore_errors=True)
     with open(log, "wb") as out:

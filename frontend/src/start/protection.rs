@@ -17,7 +17,7 @@ use pharos_engine::store::Location;
 use pharos_os::control_groups::ControlGroups;
 use pharos_os::worker_user::{WorkerUser, check_directory, check_rights, make_passable};
 use pharos_os::{service_manager, variables};
-use pharos_telemetry::system::Roots;
+use pharos_telemetry::system::{Roots, create_device_files};
 
 /// Restricts this process and all that it will start. Call it before there are other threads.
 ///
@@ -25,6 +25,8 @@ use pharos_telemetry::system::Roots;
 /// as workers, cannot read the memory and the environment of this process, which contain tokens (`PR_SET_DUMPABLE`). Neither can
 /// debuggers of that user, and the process leaves no core dump; both remain possible for workers, and for root.
 pub(super) fn apply() {
+    // The last moment: NVIDIA's program for this has the set-user-ID bit.
+    create_device_files();
     // A kernel without these functions is no reason not to serve.
     let _ = set_no_new_privs(true);
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);

@@ -5,6 +5,7 @@
 //! falls off the bus, which then only blocks this thread.
 
 mod container;
+mod device_files;
 mod devices;
 mod gpu;
 mod host;
@@ -24,6 +25,7 @@ use std::time::Duration;
 use pharos::id::ModelVersion;
 use pharos::timeline::Instant;
 
+pub use device_files::create_device_files;
 pub use devices::{ChosenDevice, DeviceRequest, Devices};
 pub use gpu::Capability;
 pub use gpu::{GpuReading, Gpus};

@@ -50,7 +50,7 @@ fn kind_gpu_is_refused_for_models_that_cannot_run_on_gpus() {
         (
             "backend: 'tract'",
             "has kind KIND_GPU but its backend 'tract' runs on CPUs only; ONNX models run on GPUs with backend \
-             'onnxruntime' and `pip install onnxruntime-gpu`",
+             'onnxruntime' and `pip install onnxruntime-gpu[cuda,cudnn]`",
         ),
         (
             "backend: 'onnxruntime'",

@@ -1,5 +1,6 @@
 """`deploy/systemd/pharos.service`: systemd's own checks, and the messages of `Type=notify`."""
 
+import fnmatch
 import re
 import shutil
 import signal
@@ -15,6 +16,7 @@ from harness.server import Server
 from harness.waiting import eventually
 
 UNIT = DEPLOY / "systemd/pharos.service"
+GUIDE = DEPLOY.parent / "docs/src/guides/production.md"
 UNITS = Path("/usr/lib/systemd/system")
 needs_systemd = pytest.mark.skipif(not (shutil.which("systemd-analyze") and UNITS.is_dir()), reason="systemd-analyze is not installed")
 
@@ -66,6 +68,29 @@ def test_the_service_is_confined(root):
     limit = ["security", "--offline=true", "--threshold=20"]
     assert analyze(root, UNIT.read_text(), *limit).returncode == 0
     assert analyze(root, UNIT.read_text().replace("ProtectSystem=strict", "").replace("DynamicUser=yes", ""), *limit).returncode
+
+
+def test_the_drop_in_for_gpus_permits_their_devices():
+    """The patterns match the groups in `/proc/devices` of drivers before and since 550, and no others."""
+    found = re.findall(r"DeviceAllow=char-(\S+) rw\b", GUIDE.read_text() + UNIT.read_text())
+    assert len(found) == 2, found
+    for pattern in found:
+        for name in ("nvidia-frontend", "nvidia", "nvidiactl", "nvidia-uvm", "nvidia-caps"):
+            assert fnmatch.fnmatch(name, pattern), (name, pattern)
+        assert not any(fnmatch.fnmatch(name, pattern) for name in ("mem", "input", "drm", "hidraw"))
+
+
+@needs_systemd
+def test_systemd_accepts_the_files_for_gpus(root):
+    creates, drop_in = (found for found in re.findall(r"```ini\n(.*?)```", GUIDE.read_text(), re.S) if "GPU" in found or "nvidia" in found)
+    units = root / "etc/systemd/system"
+    for program in re.findall(r"^ExecStart=(\S+)", creates, re.M):
+        (root / program.removeprefix("/")).touch(0o755)
+    (units / "pharos-gpus.service").write_text(creates)
+    (units / "pharos.service.d").mkdir()
+    (units / "pharos.service.d/gpus.conf").write_text(drop_in)
+    done = analyze(root, UNIT.read_text(), "verify")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_timeouts_cover_the_steps_of_the_server():

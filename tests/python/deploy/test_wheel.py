@@ -1,6 +1,7 @@
 """The wheel `pharos-server`: packed from the built files, installed into an empty environment, and used through its commands."""
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -13,7 +14,7 @@ import pytest
 
 from deploy.wheels import NATIVE, elf, packer
 from harness.ports import free_ports
-from harness.server import EXAMPLES, Server, binary
+from harness.server import EXAMPLES, ROOT, Server, binary
 from harness.waiting import DEADLINE_S, eventually
 
 MOST_BYTES = 40e6
@@ -86,6 +87,17 @@ def test_the_wheel_has_every_file_and_is_small(wheel):
         assert modes == {"pharos_worker/_bin/pharos": 0o755, "pharos_worker/_bin/pharos-worker": 0o755}
         recorded = found.read(next(name for name in names if name.endswith("RECORD"))).decode().splitlines()
         assert {line.split(",")[0] for line in recorded} == names
+
+
+def test_the_extras_install_what_onnx_runtime_needs(wheel):
+    """The version that workers require; for GPUs also the libraries without which the CUDA provider does not load."""
+    with zipfile.ZipFile(wheel) as file:
+        (name,) = (name for name in file.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = file.read(name).decode().splitlines()
+    text = (ROOT / "worker/src/backend/onnxruntime.rs").read_text()
+    version = re.search(r"it needs version ([\d.]+) or later", text)[1]
+    assert f'Requires-Dist: onnxruntime>={version}; extra == "onnx"' in lines, lines
+    assert f'Requires-Dist: onnxruntime-gpu[cuda,cudnn]>={version}; extra == "onnx-gpu"' in lines, lines
 
 
 def test_the_same_files_make_the_same_wheel(tmp_path):

@@ -350,5 +350,35 @@ def test_the_runner_for_pytorchs_files_waits_for_the_device():
     assert (ran.stdout.strip(), ran.stderr) == ("['cuda:0', 1.5, 'emptied', 'emptied']", "")
 
 
+PROGRAMS = """
+import sys, types
+from types import SimpleNamespace as Made
+from pharos_worker.runners.pytorch import Exported
+
+def program(place):
+    side = Made(num_children=1, num_leaves=1, context=[])
+    spec = Made(in_spec=Made(children=lambda: (side, Made(num_children=0, num_leaves=0, context=[]))))
+    nodes = [Made(op="placeholder", meta={"val": Made(device=Made(type=place))}), Made(op="output", meta={})]
+    return Made(graph=Made(nodes=nodes), call_spec=spec, graph_signature=Made(user_inputs=["x"]), module=lambda: place)
+
+passes = types.ModuleType("torch.export.passes")
+passes.move_to_device_pass = lambda program, device: moved.append(device.type) or program
+torch = Made(__version__="2", export=Made(load=program))
+for name, module in (("torch", types.ModuleType("torch")), ("torch.export", types.ModuleType("torch.export")), ("torch.export.passes", passes)):
+    sys.modules[name] = module
+for file, device in (("cuda", "cuda"), ("cpu", "cuda"), ("cuda", "cpu"), ("cpu", "cpu")):
+    moved = []
+    Exported(torch, file, Made(type=device))
+    print(file, device, moved)
+"""
+
+
+def test_an_exported_program_is_moved_from_the_device_on_which_it_was_exported():
+    """Its outputs are determined on the processor, with zeros that are there."""
+    ran = subprocess.run([PYTHON, "-c", PROGRAMS], capture_output=True, text=True, env=dict(os.environ))
+    assert ran.stderr == ""
+    assert ran.stdout.splitlines() == ["cuda cuda ['cuda']", "cpu cuda ['cuda']", "cuda cpu ['cpu']", "cpu cpu []"]
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

@@ -12,11 +12,16 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::publish::Publisher;
-use super::{Gpus, Latest, Sampler, Settings, Worker};
+use super::{Gpus, Latest, Sampler, Settings, Worker, device_files};
 use pharos_os::clock;
 
-/// The time limit for the driver: to wake its devices at the start, or to answer a query when a model is loaded.
+/// The time limit for the driver to answer a query when a model is loaded. After this time at the start, a log line says what this
+/// process waits for.
 pub(super) const DRIVER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The time limit for the driver to wake its devices at the start. Without persistence mode it needs some seconds for each; without
+/// its answer, the server would not use GPUs until its next start.
+const WAKE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The first interval: short, so that processor utilization is known soon after the start.
 const FIRST: Duration = Duration::from_millis(250);
@@ -97,15 +102,66 @@ pub async fn find_gpus(library: Option<PathBuf>, minimum: super::Capability) -> 
     // A separate thread, not one of the runtime: a driver that hangs would delay the exit.
     let open = move || drop(sender.send(Gpus::open(library.as_deref(), minimum).map(|gpus| (gpus.describe(), gpus))));
     std::thread::Builder::new().name("find-gpus".to_owned()).spawn(open).ok()?;
-    match timeout(DRIVER_TIMEOUT, found).await {
-        Ok(Ok(Ok((described, gpus)))) => {
+    match answer(found, (DRIVER_TIMEOUT, WAKE_TIMEOUT)).await {
+        Some(Ok(Ok((described, gpus)))) => {
             tracing::info!("GPUs: {described}");
+            if let Some(gap) = device_files::gap() {
+                tracing::warn!("{gap}");
+            }
             return Some(Arc::new(gpus));
         }
-        Ok(Ok(Err(reason))) if named => tracing::warn!("no GPUs: cannot use --nvml-library: {reason}"),
-        Ok(Ok(Err(reason))) => tracing::info!("no GPUs: cannot use NVIDIA's management library: {reason}"),
-        Ok(Err(_)) => tracing::warn!("no GPUs: NVIDIA's management library panicked"),
-        Err(_) => tracing::warn!("no GPUs: the driver did not respond within {} s", DRIVER_TIMEOUT.as_secs()),
+        Some(Ok(Err(reason))) if named => tracing::warn!("no GPUs: cannot use --nvml-library: {reason}"),
+        Some(Ok(Err(reason))) if device_files::has_driver() => {
+            tracing::warn!("no GPUs: NVIDIA's driver is here, but its management library cannot be used: {reason}");
+        }
+        Some(Ok(Err(reason))) => tracing::info!("no GPUs: cannot use NVIDIA's management library: {reason}"),
+        Some(Err(_)) => tracing::warn!("no GPUs: NVIDIA's management library panicked"),
+        None => tracing::warn!("no GPUs: the driver did not respond within {} s", WAKE_TIMEOUT.as_secs()),
     }
     None
+}
+
+/// Returns the driver's answer; `None` if it comes after the second time. Logs after the first time that it waits.
+async fn answer<T>(
+    mut found: oneshot::Receiver<T>,
+    (usual, most): (Duration, Duration),
+) -> Option<Result<T, oneshot::error::RecvError>> {
+    if let Ok(answer) = timeout(usual, &mut found).await {
+        return Some(answer);
+    }
+    tracing::info!(
+        "waiting for the driver of the GPUs, at most {} s; persistence mode (nvidia-persistenced) makes it faster",
+        most.as_secs()
+    );
+    timeout(most.saturating_sub(usual), found).await.ok()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// Returns what a driver answers that needs this time, with a usual time of 10 ms and a limit of 10 s.
+    fn answered(after: Duration) -> Option<u32> {
+        let (sender, found) = oneshot::channel();
+        let wait = std::thread::spawn(move || {
+            std::thread::sleep(after);
+            let _ = sender.send(7);
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let limits = (Duration::from_millis(10), Duration::from_secs(10).min(after * 100));
+        let found = runtime.block_on(answer(found, limits));
+        wait.join().unwrap();
+        found.map(|answer| answer.unwrap())
+    }
+
+    #[test]
+    fn a_driver_may_need_longer_than_usual_to_wake_its_devices() {
+        assert_eq!(answered(Duration::from_millis(100)), Some(7));
+        assert!(WAKE_TIMEOUT >= Duration::from_secs(60), "eight GPUs need up to a minute");
+        let (_sender, found) = oneshot::channel::<u32>();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let limits = (Duration::from_millis(1), Duration::from_millis(20));
+        assert!(runtime.block_on(answer(found, limits)).is_none(), "it hangs");
+    }
 }

@@ -75,7 +75,8 @@ class Exported:
                 f"{path} needs PyTorch 2.1 or newer; the installed version is {torch.__version__}"
             )
         self.program = torch.export.load(str(path))
-        if device.type != "cpu":
+        if {device.type, *self.places()} != {"cpu"}:
+            # Also a program of a GPU to the processor, where its outputs are determined.
             from torch.export.passes import move_to_device_pass
 
             self.program = move_to_device_pass(self.program, device)
@@ -88,6 +89,11 @@ class Exported:
         # Keywords may be renamed in the graph; the signature has the names for calls.
         self.keywords = list(keywords.context or [])
         self.arguments = self.arguments[: self.positional] + self.keywords
+
+    def places(self):
+        """Returns the kinds of devices that the program was exported on: those of its inputs, weights and buffers."""
+        values = [node.meta.get("val") for node in self.program.graph.nodes if node.op == "placeholder"]
+        return {value.device.type for value in values if hasattr(value, "device")}
 
     def inputs(self):
         """Returns the inputs with datatype and shape; dynamic dimensions are -1."""
