@@ -83,7 +83,6 @@ const TRACE: &str = "Tracing";
     subcommand_negates_reqs = true,
     disable_help_subcommand = true,
     after_help = "BOOL is true, false, on, off, yes, no, 1 or 0. Each flag can also be set by its environment variable.\n\
-                  `pharos serve PLACE... [OPTIONS]` serves these model files, models or repositories.\n\
                   `pharos tritonserver [OPTIONS]`, or a link to it named tritonserver, has Triton's defaults (metrics port 8002)."
 )]
 pub struct Options {
@@ -162,7 +161,7 @@ pub struct Options {
     /// The endpoints of Google Vertex AI.
     #[command(flatten)]
     pub vertex_ai: cloud::VertexAi,
-    /// A message for each environment variable that is ignored.
+    /// A message for each environment variable and flag that is ignored.
     #[arg(skip)]
     ignored: Vec<String>,
     /// The flags that were set by environment variables.
@@ -360,6 +359,9 @@ impl Options {
         let explained = |error| refusal::explained(error, &command, &args);
         let mut matches = command.clone().try_get_matches_from(&args).map_err(explained)?;
         let origins = refusal::Origins::new(&command, &matches);
+        let unknown = environment::unknown(&command, std::env::vars_os());
+        let of_other_modes = models::without_mode(&matches).iter().map(|text| origins.explain(text)).collect();
+        let ignored = [ignored, unknown, of_other_modes].concat();
         let options = Self::from_arg_matches_mut(&mut matches).map_err(|error| error.with_cmd(&command))?;
         let options = Self { ignored, origins, ..options };
         match options.check() {
@@ -373,6 +375,9 @@ impl Options {
 
     /// Checks options that depend on each other.
     fn check(&self) -> Result<(), String> {
+        if let Some(Command::Serve { .. }) = &self.command {
+            return Err("serve must be the first argument: pharos serve PLACE... [OPTIONS]".to_owned());
+        }
         self.cache()?;
         self.models.check()?;
         self.tracing()?;
@@ -502,6 +507,23 @@ mod tests {
         assert_eq!(options.models.default_max_batch_size("tract"), 8);
         assert!(options.http.address.is_loopback());
         assert_eq!(options.workers.worker_threads, Some(2));
+    }
+
+    #[test]
+    fn warns_about_flags_of_another_control_mode() {
+        let check = |args: &[&str], expected: &[&str]| {
+            let warnings = parse(args).unwrap().warnings();
+            assert_eq!(warnings.iter().filter(|text| text.contains("has no effect")).collect::<Vec<_>>(), expected);
+        };
+        let idle = "--model-idle-unload-secs has no effect without --model-control-mode=on-demand";
+        let waiting = "--on-demand-max-waiting has no effect without --model-control-mode=on-demand";
+        let poll = "--repository-poll-secs has no effect without --model-control-mode=poll";
+        let all = ["--model-idle-unload-secs=5", "--on-demand-max-waiting=5", "--repository-poll-secs=5"];
+        check(&all, &[idle, waiting, poll]);
+        check(&[&all[..], &["--model-control-mode=explicit"]].concat(), &[idle, waiting, poll]);
+        check(&[&all[..], &["--model-control-mode=on-demand"]].concat(), &[poll]);
+        check(&[&all[..], &["--model-control-mode=poll"]].concat(), &[idle, waiting]);
+        check(&[], &[]);
     }
 
     #[test]
@@ -684,6 +706,24 @@ mod tests {
     }
 
     #[test]
+    fn errors_of_commands_have_the_flags_and_the_usage_of_the_command() {
+        check_refused(&[
+            (&["-p", "8000"], &["unknown flag -p; flags have the form --flag=VALUE"]),
+            (&["help"], &["unknown command 'help'; --help lists the commands\n"]),
+            (&["metrcs"], &["unknown command 'metrcs'; did you mean 'metrics'?\n"]),
+            (&["serv", "m"], &["unknown command 'serv'; did you mean 'serve'?\n"]),
+            (&["m.onnx"], &["'m.onnx' is not a command; `pharos serve m.onnx` serves it\n"]),
+            (&["metrics", "list", "a", "b"], &["unexpected argument 'b'", "Usage: pharos metrics list "]),
+            (&["slo", "rules", "--metrics-confg=a"], &["'--metrics-config'", "Usage: pharos slo rules "]),
+            (&["torchserve", "--http-port=1"], &["unexpected argument '--http-port'", "-- --http-port"]),
+            (&["torchserve", "--model-stor=m"], &["'--model-store'", "Usage: pharos torchserve "]),
+            (&["top", "--interval=x"], &["'x' for '--interval <SECONDS>': allowed are 0.1 to 3600 seconds"]),
+        ]);
+        let text = parse(&["torchserve", "--http-port=1"]).unwrap_err();
+        assert!(!text.contains("did you mean --http-port"), "{text}");
+    }
+
+    #[test]
     fn error_names_the_variable_that_set_the_flag() {
         let mut origins = refusal::Origins::default();
         assert_eq!(origins.explain("--http-port is bad"), "--http-port is bad");
@@ -696,15 +736,21 @@ mod tests {
         let command = Options::command().mut_arg("http-port", |arg| arg.env("PATH"));
         let bad = |args: &[&'static str]| {
             let args: Vec<OsString> = args.iter().map(OsString::from).collect();
-            let error = command.clone().try_get_matches_from(&args).unwrap_err();
+            // As with the program name `tritonserver`, which accepts prefixes.
+            let error = command.clone().infer_long_args(true).try_get_matches_from(&args).unwrap_err();
             refusal::explained(error, &command, &args).to_string()
         };
         let path = std::env::var("PATH").unwrap();
         let text = bad(&["pharos", "--model-repository=m"]);
         let expected = format!("invalid --http-port \"{path}\": expected a number from 0 to 65535 (from PATH)\n");
         assert!(text.contains(&expected), "{text}");
-        let text = bad(&["pharos", "--model-repository=m", "--http-port", "80a"]);
-        assert!(text.contains("invalid --http-port \"80a\": expected a number from 0 to 65535\n"), "{text}");
+        let own = "invalid --http-port \"80a\": expected a number from 0 to 65535\n";
+        for given in [&["--http-port", "80a"][..], &["--http-port=80a"], &["--http-po", "80a"], &["--http-po=80a"]] {
+            let text = bad(&[&["pharos", "--model-repository=m"], given].concat());
+            assert!(text.contains(own), "{given:?}: {text}");
+        }
+        let text = bad(&["pharos", "--model-repository=m", "--http-address=::"]);
+        assert!(text.contains(&expected), "{text}");
     }
 
     #[test]
@@ -754,6 +800,7 @@ mod tests {
             panic!("no check");
         };
         assert_eq!(file, PathBuf::from("m.yaml"));
+        assert!(matches!(command(&["metrics", "default"]), Ok(Command::Metrics(MetricsCommand::Default))));
         let list = command(&["metrics", "list", "--format=json"]).unwrap();
         let Command::Metrics(MetricsCommand::List { file: None, format: Form::Json }) = list else {
             panic!("{list:?}")
@@ -763,7 +810,8 @@ mod tests {
             (&["metrics", "check"], "<FILE>"),
             (&["slo", "rules"], "--metrics-config <FILE>"),
             (&["metrics", "chck"], "check"),
-            (&["serve"], "--model-repository"),
+            (&["serve"], "serve <PLACE>..."),
+            (&["--id=a", "serve", "b"], "serve must be the first argument: pharos serve PLACE... [OPTIONS]"),
         ] {
             let message = command(args).unwrap_err().to_string();
             assert!(message.contains(expected), "{message}");

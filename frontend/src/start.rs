@@ -1,5 +1,6 @@
 //! Start and exit of the server, in order.
 
+mod addresses;
 mod clouds;
 mod ends;
 mod executable;
@@ -49,10 +50,7 @@ use pharos_torchserve::{Plan, Step};
 use runtimes::Runtimes;
 use torchserve::Endpoints;
 
-/// Maximum time for connections to send the last responses.
-const LAST_ANSWERS: Duration = Duration::from_secs(5);
-
-/// Maximum time after that to write or send pending traces and metrics.
+/// Maximum time, after the listeners are closed, to write or send pending traces and metrics.
 const LAST_EXPORTS: Duration = Duration::from_secs(5);
 /// Additional time for an exporter that exceeds this limit to log that.
 const LOGGED: Duration = Duration::from_secs(1);
@@ -85,7 +83,8 @@ pub fn main() -> ExitCode {
                 Err(reason) => failed(&reason),
             };
         }
-        None => {}
+        // `serve` as the first argument is replaced by flags, and refused elsewhere.
+        Some(Command::Serve { .. }) | None => {}
     }
     run(&options, None)
 }
@@ -206,9 +205,7 @@ async fn serve(
 
 /// Waits until the listeners have sent the last responses and the exporters the last traces and metrics, each within its limit.
 async fn close(listeners: Vec<JoinHandle<()>>, (engine, push): (&Engine, Option<Push>), ends: &mut Ends) {
-    for listener in listeners {
-        ends.wait(LAST_ANSWERS, async { drop(listener.await) }).await;
-    }
+    ends.close(listeners).await;
     let last = async {
         let last_metrics = async {
             if let Some(push) = push {

@@ -118,7 +118,7 @@ pub(crate) const LAYERINGS: &[Layering] = &[
     Layering {
         source: "frontend/engine/src/",
         floors: &[
-            independent(&["engine", "simulation"]),
+            independent(&["engine", "simulation", "fuzzing"]),
             independent(&["loader"]),
             independent(&["serving"]),
             independent(&["supervisor", "ensemble"]),
@@ -152,6 +152,7 @@ pub(crate) const LAYERINGS: &[Layering] = &[
                 "out_of_memory",
                 "service_manager",
                 "sockets",
+                "tar_attributes",
                 "threads",
                 "variables",
             ]),

@@ -164,12 +164,11 @@ impl Stores {
             }
         }
         if is_empty {
-            let names: Vec<String> = self.all.iter().map(|store| format!("'{}'", store.name())).collect();
             tracing::warn!(
                 "no models found in {}: a model repository has a directory for each model, such as NAME/1/model.onnx, with \
                  its configuration in NAME/config.pbtxt; a directory that holds one model file, such as model.onnx, is \
                  served too",
-                names.join(", ")
+                names(self.stores())
             );
         }
     }
@@ -206,12 +205,8 @@ impl Stores {
             return Err(self.why_unresolved(model));
         }
         let (known, others): (Vec<_>, Vec<_>) = self.stores().partition(|store| store.has(model));
-        let several = |stores: &[&dyn Store]| {
-            let names: Vec<String> = stores.iter().map(|store| format!("'{}'", store.name())).collect();
-            Err(format!("{DUPLICATE}: {}", names.join(", ")))
-        };
         if known.len() > 1 {
-            return several(&known);
+            return Err(in_several(known));
         }
         for candidates in [known, others] {
             let mut found: Option<(&dyn Store, ModelFiles)> = None;
@@ -219,7 +214,7 @@ impl Stores {
                 let local = store.local(model).map_err(|error| unreadable(&store.name(), &error).to_string())?;
                 let Some(local) = local else { continue };
                 if let Some((other, _)) = &found {
-                    return several(&[*other, store]);
+                    return Err(in_several([*other, store]));
                 }
                 found = Some((store, local));
             }
@@ -231,9 +226,19 @@ impl Stores {
     }
 
     fn not_found(&self, model: &str) -> String {
-        let names: Vec<String> = self.all.iter().map(|store| format!("'{}'", store.name())).collect();
-        format!("model '{model}' is not in {}", names.join(", "))
+        format!("model '{model}' is not in {}", names(self.stores()))
     }
+}
+
+/// Returns the text for a model that is in several repositories.
+fn in_several<'a>(stores: impl IntoIterator<Item = &'a dyn Store>) -> String {
+    format!("{DUPLICATE}: {}", names(stores))
+}
+
+/// Returns the names of repositories, for messages.
+fn names<'a>(stores: impl IntoIterator<Item = &'a dyn Store>) -> String {
+    let names: Vec<String> = stores.into_iter().map(|store| format!("'{}'", store.name())).collect();
+    names.join(", ")
 }
 
 fn unreadable(name: &str, error: &io::Error) -> io::Error {

@@ -11,7 +11,6 @@ use super::model::ModelPath;
 use super::{Edge, Settings, infer, routes};
 use pharos_listener::answering::Admitted;
 use pharos_listener::http_service::Handle;
-use pharos_listener::request_log;
 use pharos_listener::routing::Routes;
 
 /// The whole protocol behind the tokens and restrictions of its settings.
@@ -32,23 +31,15 @@ impl<S: Service> Dispatch<S> {
 }
 
 impl<S: Service> Handle for Dispatch<S> {
-    /// Answers a request and logs it if request logging is enabled.
     async fn handle(self, request: Request<Body>) -> Result<Response, Infallible> {
-        let logged = request_log::is_enabled()
-            .then(|| (format!("{} {}", request.method(), request.uri()), self.edge().service.now()));
-        let response = match plain_infer(&request) {
+        Ok(match plain_infer(&request) {
             Some(path) => match Admitted::new(self.edge(), Route::Infer, &request) {
                 Ok(admitted) => admitted.finish(infer::answer(self.edge(), path, request).await),
                 Err(refused) => refused,
             },
             // Boxed: the hot path should not move the large future of all routes.
             None => Box::pin(self.routes.answer(request)).await,
-        };
-        if let Some((what, began)) = logged {
-            let taken = self.edge().service.now().ns_since(began);
-            request_log::answered("http", &what, response.status().as_u16(), taken);
-        }
-        Ok(response)
+        })
     }
 }
 

@@ -70,13 +70,19 @@ pub(super) fn with_torchserves_variables(parser: Parser, is_set: impl Fn(&OsStr)
 /// A command to run instead of the server.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Command {
+    /// Serve model files, models or repositories, with all options below
+    Serve {
+        /// Model file, model or repository, as for --model-repository
+        #[arg(value_name = "PLACE")]
+        places: Vec<PathBuf>,
+    },
     /// Exit with 0 if the server at an address is ready, for health checks of containers
     Health {
         /// Address of the HTTP listener
         #[arg(value_name = "HOST:PORT", default_value = "127.0.0.1:8000")]
         address: String,
     },
-    /// Check and list metrics definitions, without a server
+    /// Check, list and print metrics definitions, without a server
     #[command(subcommand)]
     Metrics(MetricsCommand),
     /// Print Prometheus rules for the service level objectives of a metrics definition, without a server
@@ -126,7 +132,7 @@ impl Top {
 
 fn interval(text: &str) -> Result<Duration, String> {
     let seconds = text.parse::<f64>().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| format!("\"{text}\": allowed are 0.1 to 3600 seconds"))
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "allowed are 0.1 to 3600 seconds".to_owned())
 }
 
 /// Commands for metrics definitions.
@@ -138,6 +144,8 @@ pub enum MetricsCommand {
         #[arg(value_name = "FILE")]
         file: PathBuf,
     },
+    /// Print the built-in metrics.yaml, to edit a copy and set it with --metrics-config
+    Default,
     /// List the metrics that a metrics.yaml defines
     List {
         /// File to list [default: the built-in metrics.yaml]

@@ -3,10 +3,10 @@
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-use clap::Command;
 use clap::builder::Resettable;
+use clap::{Arg, Command};
 
-use super::{cloud, definition};
+use super::{cloud, definition, refusal};
 
 /// The program name that selects Triton's defaults.
 const TRITONSERVER: &str = "tritonserver";
@@ -20,6 +20,44 @@ const TRITONS_DEFAULTS: [(&str, &str); 2] = [("metrics-port", "8002"), ("grpc-ke
 /// Environment variables of other systems, each with its equivalent flag; used if the flag's `PHAROS_` variable is not set.
 const VARIABLES: [(&str, &str); 2] = [("AIP_STORAGE_URI", "model-repository"), ("AIP_HTTP_PORT", "vertex-ai-port")];
 
+/// The beginning of the names of this server's environment variables.
+const OWN: &str = "PHAROS_";
+
+/// Variables that other programs of this project read, such as workers, tests and configurations of other programs.
+const OTHERS: [&str; 31] = [
+    "PHAROS_AZURITE",
+    "PHAROS_BACKEND_LIBRARY",
+    "PHAROS_BIN",
+    "PHAROS_CHROMIUM",
+    "PHAROS_DASHBOARDS",
+    "PHAROS_ENVOY",
+    "PHAROS_FAKE_CUDA",
+    "PHAROS_GRAFANA",
+    "PHAROS_GRAFANA_HOME",
+    "PHAROS_KSERVE_PYTHON",
+    "PHAROS_LOGS",
+    "PHAROS_PEERS",
+    "PHAROS_PROMETHEUS",
+    "PHAROS_PYTHON_BACKEND",
+    "PHAROS_RELOADS",
+    "PHAROS_SCHEMAS",
+    "PHAROS_SEED",
+    "PHAROS_SIMULATE_FIRST_SEED",
+    "PHAROS_SIMULATE_SECONDS",
+    "PHAROS_SOAK_RATE",
+    "PHAROS_SOAK_S",
+    "PHAROS_STANDIN",
+    "PHAROS_TEST_FOREIGN_FAULT",
+    "PHAROS_TEST_PROCESSES",
+    "PHAROS_TEST_PTXAS",
+    "PHAROS_TEST_SHORTAGE_OF_DESCRIPTORS",
+    "PHAROS_TIDY_ROOT",
+    "PHAROS_TORCH",
+    "PHAROS_TORCHSERVE",
+    "PHAROS_TORCHSERVE_BACKGROUND",
+    "PHAROS_TORCHSERVE_HOME",
+];
+
 /// The input of the parser.
 pub(super) struct Start {
     pub(super) command: Command,
@@ -31,27 +69,81 @@ pub(super) struct Start {
 impl Start {
     /// `args` begin with the program's name; `variable` looks up an environment variable.
     pub(super) fn new(command: Command, mut args: Vec<OsString>, variable: impl Fn(&str) -> Option<OsString>) -> Self {
+        let is_tritonserver = is_tritonserver(&mut args);
         expand_serve(&mut args);
         let is_set = |name: &OsStr| name.to_str().and_then(&variable).is_some();
         let mut command = definition::with_torchserves_variables(command, is_set);
         for (name, flag) in VARIABLES {
             let value = variable(name).filter(|value| !value.is_empty());
-            let own = format!("PHAROS_{}", flag.to_uppercase().replace('-', "_"));
-            if value.is_some() && variable(&own).is_none() {
+            if value.is_some() && variable(&variable_of(flag)).is_none() {
                 command = command.mut_arg(flag, |arg| arg.env(name));
             }
         }
         command = cloud::with_vertex_ai_defaults(command, &variable);
-        if is_tritonserver(&mut args) {
+        if is_tritonserver {
             command = TRITONS_DEFAULTS
                 .iter()
                 .fold(command, |command, (flag, value)| command.mut_arg(*flag, |arg| arg.default_value(*value)));
             // Triton uses getopt_long, which accepts unambiguous prefixes of flags.
             command = command.name(TRITONSERVER).bin_name(TRITONSERVER).infer_long_args(true);
         }
+        command = with_usage(command);
         let (command, ignored) = without_service_links(command, variable);
         Self { command, args, ignored }
     }
+}
+
+/// Returns the name of the environment variable of a flag.
+fn variable_of(flag: &str) -> String {
+    format!("{OWN}{}", flag.to_uppercase().replace('-', "_"))
+}
+
+/// Lists the forms of the command line, with the order of their parts.
+fn with_usage(command: Command) -> Command {
+    let name = command.get_name();
+    let forms = [
+        format!("{name} [OPTIONS] --model-repository <PLACE>"),
+        format!("{name} {SERVE} <PLACE>... [OPTIONS]"),
+        format!("{name} <COMMAND>"),
+    ];
+    command.override_usage(forms.join("\n       "))
+}
+
+/// Returns a message for each variable of this server's form that sets no flag. Variables that Kubernetes sets for Services named
+/// `pharos` or `pharos-...` are no mistakes. The messages have no values, which may be secret.
+pub(super) fn unknown(command: &Command, variables: impl Iterator<Item = (OsString, OsString)>) -> Vec<String> {
+    let known: Vec<String> = command.get_arguments().filter_map(Arg::get_long).map(variable_of).collect();
+    let known: Vec<&str> = known.iter().filter_map(|name| name.strip_prefix(OWN)).collect();
+    let mut found: Vec<String> = variables
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value)))
+        .filter(|(name, value)| !OTHERS.contains(&name.as_str()) && !is_service_variable(name, value))
+        .filter_map(|(name, _)| {
+            let given = name.strip_prefix(OWN).filter(|given| !known.contains(given))?;
+            let remedy = match refusal::nearest(given, &known) {
+                Some(meant) => format!("did you mean {OWN}{meant}?"),
+                None => "--help lists the variables".to_owned(),
+            };
+            Some(format!("{name} sets no flag of the server; {remedy}"))
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+/// Returns whether Kubernetes or Docker sets a variable for a Service: `NAME_SERVICE_HOST`, `NAME_SERVICE_PORT[_PART]`, `NAME_PORT`
+/// and `NAME_PORT_80_TCP[_PART]`.
+fn is_service_variable(name: &str, value: &OsStr) -> bool {
+    let has_number = |rest: &str| rest.starts_with(|first: char| first.is_ascii_digit());
+    name.ends_with("_SERVICE_HOST")
+        || name.ends_with("_SERVICE_PORT")
+        || name.contains("_SERVICE_PORT_")
+        || name.split_once("_PORT_").is_some_and(|(_, rest)| has_number(rest))
+        || name.ends_with("_PORT") && value.to_str().is_some_and(is_service_address)
+}
+
+/// Returns whether a value is an address of a Service.
+fn is_service_address(value: &str) -> bool {
+    ["tcp://", "udp://", "sctp://"].iter().any(|scheme| value.starts_with(scheme))
 }
 
 /// Replaces `serve PLACE...` by `--model-repository=PLACE...`, up to the first flag.
@@ -89,7 +181,7 @@ fn without_service_links(mut command: Command, variable: impl Fn(&str) -> Option
         .collect();
     for (flag, name) in ports {
         let Some(value) = variable(&name).and_then(|value| value.into_string().ok()) else { continue };
-        if ["tcp://", "udp://", "sctp://"].iter().any(|scheme| value.starts_with(scheme)) {
+        if is_service_address(&value) {
             let service = name.strip_suffix("_PORT").unwrap_or(&name).to_lowercase().replace('_', "-");
             ignored.push(format!(
                 "{name}=\"{value}\" is ignored: it is the address that Kubernetes sets for a Service named {service}, not \
@@ -120,6 +212,39 @@ mod tests {
         check(&["serve"], &[]);
         check(&["--id", "serve"], &["--id", "serve"]);
         check(&["metrics", "serve"], &["metrics", "serve"]);
+    }
+
+    #[test]
+    fn forms_of_the_command_line_have_the_name_of_the_program() {
+        for (args, name) in [(&["pharos"][..], "pharos"), (&["pharos", "tritonserver", "serve", "a"], "tritonserver")] {
+            let start = Start::new(Options::command(), args.iter().map(OsString::from).collect(), |_| None);
+            let usage = start.command.clone().render_usage().to_string();
+            assert!(usage.contains(&format!("Usage: {name} [OPTIONS] --model-repository <PLACE>\n")), "{usage}");
+            assert!(usage.contains(&format!("\n       {name} serve <PLACE>... [OPTIONS]\n")), "{usage}");
+            assert!(args.len() == 1 || start.args[1] == "--model-repository=a", "{:?}", start.args);
+        }
+    }
+
+    #[test]
+    fn unknown_variables_are_named_with_the_nearest_one() {
+        let check = |name: &str, value: &str, expected: Option<&str>| {
+            let variables = [(name.into(), value.into())].into_iter();
+            let texts = unknown(&Options::command(), variables);
+            let expected = expected.map(|rest| format!("{name} sets no flag of the server; {rest}"));
+            assert_eq!(texts, Vec::from_iter(expected));
+        };
+        check("PHAROS_HTP_PORT", "80", Some("did you mean PHAROS_HTTP_PORT?"));
+        check("PHAROS_METRICS_CONFG", "secret", Some("did you mean PHAROS_METRICS_CONFIG?"));
+        check("PHAROS_MODEL_REPO", "m", Some("did you mean PHAROS_MODEL_REPOSITORY?"));
+        check("PHAROS_IP", "m", Some("--help lists the variables"));
+        check("PHAROS_PORT", "8000", Some("--help lists the variables"));
+        for name in ["PHAROS_HTTP_PORT", "PHAROS_LOGS", "PHAROS_BACKEND_LIBRARY", "HTTP_PORT", "PHAROS_SERVICE_HOST"] {
+            check(name, "8000", None);
+        }
+        check("PHAROS_PORT", "tcp://10.0.0.1:8000", None);
+        for name in ["PHAROS_METRICS_SERVICE_PORT_HTTP", "PHAROS_PORT_8000_TCP", "PHAROS_PORT_8000_TCP_ADDR"] {
+            check(name, "10.0.0.1", None);
+        }
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{ArgAction, Args};
+use clap::parser::ValueSource;
+use clap::{ArgAction, ArgMatches, Args};
 
 use super::backend_setting::{BackendSetting, backend_setting};
 use super::{MODELS, boolean, positive_seconds, whole};
@@ -171,6 +172,21 @@ impl Models {
         let mut named = self.load_model.iter().filter(|name| *name != "*");
         named.try_for_each(|name| pharos::repository::check_model_name(name))
     }
+}
+
+/// Flags that only one control mode uses.
+const OF_MODE: [(&str, ControlMode, &str); 3] = [
+    ("model-idle-unload-secs", ControlMode::OnDemand, "on-demand"),
+    ("on-demand-max-waiting", ControlMode::OnDemand, "on-demand"),
+    ("repository-poll-secs", ControlMode::Poll, "poll"),
+];
+
+/// Returns a warning for each given flag that has no effect in the control mode.
+pub(super) fn without_mode(matches: &ArgMatches) -> Vec<String> {
+    let is_given = |flag: &str| matches.value_source(flag).is_some_and(|source| source != ValueSource::DefaultValue);
+    let mode = matches.get_one::<ControlMode>("model-control-mode");
+    let unused = OF_MODE.iter().filter(|(flag, of, _)| is_given(flag) && mode.is_some_and(|mode| mode != of));
+    unused.map(|(flag, _, of)| format!("--{flag} has no effect without --model-control-mode={of}")).collect()
 }
 
 pub(super) fn memory_limit(text: &str) -> Result<MemoryLimit, String> {

@@ -2,6 +2,7 @@
 
 use std::error::Error as _;
 use std::ffi::OsString;
+use std::path::Path;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
@@ -36,11 +37,17 @@ impl Origins {
     }
 }
 
-/// Replaces the text of an error of clap where a more specific one exists.
+/// Replaces the text of an error of clap where a more specific one exists. Errors of commands keep it, with the usage of the command.
 pub(super) fn explained(error: Error, command: &Command, args: &[OsString]) -> Error {
+    let of_command = command_of(command, args);
     let text = match error.kind() {
-        ErrorKind::UnknownArgument => context(&error, ContextKind::InvalidArg).map(|name| unknown(&name, command)),
-        ErrorKind::ValueValidation | ErrorKind::InvalidValue => bad_value(&error, command, args),
+        ErrorKind::UnknownArgument if of_command.is_none() => {
+            context(&error, ContextKind::InvalidArg).map(|name| unknown(&name, command))
+        }
+        ErrorKind::InvalidSubcommand if of_command.is_none() => {
+            context(&error, ContextKind::InvalidSubcommand).map(|name| unknown_command(&name, command))
+        }
+        ErrorKind::ValueValidation | ErrorKind::InvalidValue => bad_value(&error, (command, of_command), args),
         _ => None,
     };
     match text {
@@ -49,12 +56,27 @@ pub(super) fn explained(error: Error, command: &Command, args: &[OsString]) -> E
     }
 }
 
-fn bad_value(error: &Error, command: &Command, args: &[OsString]) -> Option<String> {
+/// Returns the command that arguments name, if they name one.
+fn command_of<'a>(command: &'a Command, args: &[OsString]) -> Option<&'a Command> {
+    let mut found = None;
+    let mut is_value = false;
+    for arg in args.iter().skip(1).take_while(|arg| *arg != "--").map(|arg| arg.to_string_lossy()) {
+        let inner = found.unwrap_or(command).find_subcommand(&*arg).filter(|_| !is_value);
+        found = inner.or(found);
+        is_value = arg.starts_with('-') && !arg.contains('=');
+    }
+    found
+}
+
+fn bad_value(error: &Error, (command, inner): (&Command, Option<&Command>), args: &[OsString]) -> Option<String> {
     let shown = context(error, ContextKind::InvalidArg)?;
     let flag = shown.split([' ', '=', '[']).next()?.strip_prefix("--")?;
+    if inner.is_some_and(|inner| inner.get_arguments().any(|arg| arg.get_long() == Some(flag))) {
+        return None;
+    }
     let arg = command.get_arguments().find(|arg| arg.get_long() == Some(flag))?;
     let value = context(error, ContextKind::InvalidValue).unwrap_or_default();
-    let from = if is_on(args, arg) { None } else { variable(arg) };
+    let from = if is_on(args, arg, command) { None } else { variable(arg) };
     let from = from.map(|variable| format!(" (from {variable})")).unwrap_or_default();
     let allowed = match (error.source(), error.get(ContextKind::ValidValue)) {
         (Some(reason), _) => reason.to_string(),
@@ -70,14 +92,20 @@ fn bad_value(error: &Error, command: &Command, args: &[OsString]) -> Option<Stri
     Some(format!("invalid --{flag} \"{value}\": {allowed}{from}"))
 }
 
-/// Returns whether the command line contains the flag, under any of its names.
-fn is_on(args: &[OsString], arg: &Arg) -> bool {
-    let names =
-        || arg.get_long_and_visible_aliases().into_iter().flatten().chain(arg.get_all_aliases().into_iter().flatten());
+/// Returns whether the command line contains the flag, under any of its names or, as with the program name `tritonserver`, as a
+/// prefix of one. Other programs refuse a prefix before they check values.
+fn is_on(args: &[OsString], arg: &Arg, command: &Command) -> bool {
     args.iter().filter_map(|given| given.to_str()?.strip_prefix("--")).any(|given| {
         let given = given.split('=').next().unwrap_or(given);
-        names().any(|name| name == given)
+        let is_name = |arg: &Arg| names(arg).any(|name| name == given);
+        let is_prefix = || !given.is_empty() && names(arg).any(|name| name.starts_with(given));
+        is_name(arg) || is_prefix() && !command.get_arguments().any(is_name)
     })
+}
+
+/// Returns all names of a flag.
+fn names(arg: &Arg) -> impl Iterator<Item = &str> {
+    arg.get_long().into_iter().chain(arg.get_all_aliases().into_iter().flatten())
 }
 
 fn variable(arg: &Arg) -> Option<String> {
@@ -94,18 +122,39 @@ fn context(error: &Error, kind: ContextKind) -> Option<String> {
 /// Describes an unknown flag, with the flag that was probably meant if one has a similar name.
 fn unknown(given: &str, command: &Command) -> String {
     let Some(name) = given.strip_prefix("--").filter(|name| !name.is_empty()) else {
-        return format!("unexpected argument \"{given}\": values are given as --flag=VALUE or --flag VALUE");
+        return match given.starts_with('-') {
+            true => format!("unknown flag {given}; flags have the form --flag=VALUE, and --help lists them"),
+            false => format!("unexpected argument \"{given}\": values are given as --flag=VALUE or --flag VALUE"),
+        };
     };
     let known: Vec<&str> = command.get_arguments().filter_map(Arg::get_long).collect();
     let begins: Vec<&str> = known.iter().copied().filter(|known| known.starts_with(name)).collect();
-    let nearest = known.iter().map(|known| (distance(name, known), *known)).min();
-    let near = nearest.filter(|(distance, known)| *distance <= 2 && *distance * 4 <= known.len());
-    let only = if begins.len() == 1 { begins.first().copied() } else { None };
-    match near.map(|(_, one)| one).or(only) {
+    match nearest(name, &known) {
         Some(one) => format!("unknown flag {given}; did you mean --{one}?"),
         None if begins.is_empty() => format!("unknown flag {given}; --help lists all flags"),
         None => format!("unknown flag {given}; flags with this prefix: --{}", begins.join(", --")),
     }
+}
+
+/// Describes an unknown command, which may be a place of models or a misspelt command.
+fn unknown_command(given: &str, command: &Command) -> String {
+    let known: Vec<&str> = command.get_subcommands().map(Command::get_name).collect();
+    match nearest(given, &known) {
+        Some(meant) => format!("unknown command '{given}'; did you mean '{meant}'?"),
+        None if given.contains(['/', '.']) || Path::new(given).exists() => {
+            format!("'{given}' is not a command; `{} serve {given}` serves it", command.get_name())
+        }
+        None => format!("unknown command '{given}'; --help lists the commands"),
+    }
+}
+
+/// Returns the name that was probably meant: one with at most two wrong characters, else the only one that begins like it.
+pub(super) fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
+    let nearest = known.iter().map(|known| (distance(name, known), *known)).min();
+    let near = nearest.filter(|(distance, known)| *distance <= 2 && *distance * 4 <= known.len());
+    let mut begins = known.iter().copied().filter(|known| known.starts_with(name));
+    let only = begins.next().filter(|_| begins.next().is_none());
+    near.map(|(_, one)| one).or(only)
 }
 
 /// Returns the number of characters to insert, remove, replace or swap with a neighbor (optimal string alignment distance).

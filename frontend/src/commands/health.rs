@@ -25,6 +25,9 @@ pub(crate) fn run(address: &str) -> ExitCode {
 /// Returns the text for a server that cannot be asked.
 fn failure(address: &str, error: &io::Error) -> String {
     match error.kind() {
+        _ if address.contains('/') => {
+            format!("'{address}' is not an address of a server: expected HOST:PORT, without a scheme and a path")
+        }
         io::ErrorKind::InvalidInput => {
             format!("'{address}' is not an address of a server: expected HOST:PORT, for example localhost:8000")
         }
@@ -105,6 +108,9 @@ mod tests {
         for address in ["localhost", "localhost:x", "localhost:99999"] {
             let text = reason(address);
             assert!(text.contains(&format!("'{address}'")) && text.contains("expected HOST:PORT"), "{text}");
+        }
+        for address in ["http://127.0.0.1:1", "127.0.0.1:1/v2"] {
+            assert!(reason(address).contains("expected HOST:PORT, without a scheme and a path"), "{address}");
         }
         assert!(reason("127.0.0.1:1").starts_with("127.0.0.1:1 is not ready: "));
     }

@@ -1,9 +1,9 @@
-//! `pharos metrics`: checks and lists the definitions of a `metrics.yaml`.
+//! `pharos metrics`: checks, lists and prints the definitions of a `metrics.yaml`.
 
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
-use pharos::metrics::catalog::listing;
+use pharos::metrics::catalog::{SHIPPED, listing};
 use pharos_telemetry::metrics::read;
 
 use crate::cli::MetricsCommand;
@@ -17,6 +17,7 @@ pub(crate) fn run(command: &MetricsCommand) -> ExitCode {
             }
             format!("{}: {}\n", file.display(), listing::summary(&catalog))
         }),
+        MetricsCommand::Default => Ok(SHIPPED.to_owned()),
         MetricsCommand::List { file, format } => read(file.as_deref()).map(|catalog| listing::list(&catalog, *format)),
     };
     print(answer)
@@ -45,7 +46,7 @@ pub(super) fn print(answer: Result<String, String>) -> ExitCode {
             }
         },
         Err(reason) => {
-            eprintln!("{}", reason.trim_start_matches("--metrics-config "));
+            eprintln!("{}", reason.replacen("--metrics-config ", "", 1));
             ExitCode::FAILURE
         }
     }

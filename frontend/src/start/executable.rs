@@ -4,10 +4,14 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use clap::error::ErrorKind;
+
 use crate::cli::Options;
 use pharos_os::worker_user::WorkerUser;
 use pharos_telemetry::system::{self, Devices, Roots};
 use pharos_torchserve as torchserve;
+
+const ONLY_OPTIONS: &str = "only options of the server may follow `--`; `pharos --help` lists them";
 
 /// The options of `pharos`, and the GPUs of this machine.
 pub(super) struct Executable;
@@ -16,7 +20,18 @@ impl torchserve::Executable for Executable {
     type Options = Options;
 
     fn parse(&self, arguments: Vec<OsString>) -> Result<Options, String> {
-        Options::from_args(arguments).map_err(|error| error.to_string())
+        let options = Options::from_args(arguments).map_err(|error| match error.kind() {
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ONLY_OPTIONS.to_owned(),
+            // The usage that follows is that of `pharos` without `torchserve`.
+            _ => error
+                .to_string()
+                .split("\n\nUsage:")
+                .next()
+                .unwrap_or_default()
+                .trim_start_matches("error: ")
+                .to_owned(),
+        })?;
+        if options.command.is_some() { Err(ONLY_OPTIONS.to_owned()) } else { Ok(options) }
     }
 
     fn python(&self, options: &Options) -> Option<PathBuf> {

@@ -98,7 +98,7 @@ fn once(scrapes: &Receiver<Answered>, view: &View) -> Result<(), String> {
         history.add(&scrape?, at);
     }
     let Ok(mut terminal) = Terminal::new(TestBackend::new(ONCE_COLUMNS, rows(&history)));
-    let Ok(_) = terminal.draw(|frame| draw(frame, &history, &view.for_text()));
+    let Ok(_) = terminal.draw(|frame| draw(frame, &history, &mut view.for_text()));
     let buffer = terminal.backend().buffer();
     let lines = buffer.content().chunks(usize::from(ONCE_COLUMNS)).map(|cells| {
         let line: String = cells.iter().map(ratatui::buffer::Cell::symbol).collect();
@@ -155,9 +155,10 @@ fn press(view: &mut View, key: KeyEvent) -> bool {
         KeyCode::Char('r') => view.ascending = !view.ascending,
         KeyCode::Up | KeyCode::Char('k') => view.scroll(-1),
         KeyCode::Down | KeyCode::Char('j') => view.scroll(1),
-        KeyCode::PageUp => view.scroll(-10),
-        KeyCode::PageDown => view.scroll(10),
+        KeyCode::PageUp => view.scroll_pages(-1),
+        KeyCode::PageDown => view.scroll_pages(1),
         KeyCode::Home => view.first = 0,
+        KeyCode::End => view.scroll_to_end(),
         _ => {}
     }
     true
@@ -180,8 +181,10 @@ mod tests {
         assert!(press(&mut view, key(KeyCode::Right)) && view.sort != before);
         assert!(press(&mut view, key(KeyCode::Left)) && view.sort == before);
         assert!(press(&mut view, key(KeyCode::Char('r'))) && view.ascending);
-        assert!(press(&mut view, key(KeyCode::PageDown)) && view.first == 10);
-        assert!(press(&mut view, key(KeyCode::Up)) && view.first == 9);
+        assert!(press(&mut view, key(KeyCode::Down)) && press(&mut view, key(KeyCode::PageDown)) && view.first == 2);
+        assert!(press(&mut view, key(KeyCode::Up)) && view.first == 1);
+        assert!(press(&mut view, key(KeyCode::PageUp)) && view.first == 0);
+        assert!(press(&mut view, key(KeyCode::End)) && view.first > 0);
         assert!(press(&mut view, key(KeyCode::Home)) && view.first == 0);
         assert!(press(&mut view, key(KeyCode::Up)) && view.first == 0);
         assert!(!press(&mut view, key(KeyCode::Char('q'))));

@@ -50,8 +50,10 @@ pub(crate) struct View {
     /// The column by which models are sorted: its position, after the name.
     pub(crate) sort: usize,
     pub(crate) ascending: bool,
-    /// The first row of the table of models.
+    /// The first row of the table of models. Drawing the page limits it to the last rows.
     pub(crate) first: usize,
+    /// The number of rows that the table of models has room for; set by drawing the page.
+    room: usize,
     pub(crate) paused: bool,
     pub(crate) error: Option<String>,
     /// Whether the page has room for all rows.
@@ -60,8 +62,8 @@ pub(crate) struct View {
 
 impl View {
     pub(crate) fn new(url: &str, interval: Duration) -> Self {
-        let (ascending, paused) = (false, false);
-        Self { url: url.to_owned(), interval, sort: 1, ascending, first: 0, paused, error: None, unlimited: false }
+        let (ascending, paused, unlimited) = (false, false, false);
+        Self { url: url.to_owned(), interval, sort: 1, ascending, first: 0, room: 1, paused, error: None, unlimited }
     }
 
     /// Returns the view for a page without a limit of rows.
@@ -78,6 +80,16 @@ impl View {
     /// Moves the table of models.
     pub(crate) fn scroll(&mut self, rows: isize) {
         self.first = self.first.saturating_add_signed(rows);
+    }
+
+    /// Moves the table of models by pages of the rows that it has room for.
+    pub(crate) fn scroll_pages(&mut self, pages: isize) {
+        self.scroll(pages.saturating_mul(self.room.try_into().unwrap_or(isize::MAX)));
+    }
+
+    /// Moves the table of models to its last rows.
+    pub(crate) fn scroll_to_end(&mut self) {
+        self.first = usize::MAX;
     }
 
     fn order(&self, a: &Model, b: &Model) -> Ordering {
@@ -111,7 +123,7 @@ pub(crate) fn rows(history: &History) -> u16 {
 }
 
 /// Draws the page.
-pub(crate) fn draw(frame: &mut Frame<'_>, history: &History, view: &View) {
+pub(crate) fn draw(frame: &mut Frame<'_>, history: &History, view: &mut View) {
     let mut all = models(history);
     all.sort_by(|a, b| view.order(a, b));
     let small = tables(history);
@@ -137,7 +149,7 @@ pub(crate) fn draw(frame: &mut Frame<'_>, history: &History, view: &View) {
     let none = events.is_empty().then(|| Line::from("none".dark_gray()));
     let lines: Vec<Line<'_>> = [title].into_iter().chain(none).chain(events).collect();
     frame.render_widget(Paragraph::new(lines), next());
-    let keys = "q quit   p pause   s/S sort by another column   r reverse   ↑↓ scroll";
+    let keys = "q quit   p pause   s/S sort by another column   r reverse   ↑↓ PgUp PgDn Home End scroll";
     if !view.unlimited {
         frame.render_widget(Paragraph::new(keys.dark_gray()), next());
     }
@@ -196,7 +208,9 @@ fn shortened(name: &str, width: u16) -> String {
     }
 }
 
-fn draw_models(frame: &mut Frame<'_>, area: Rect, (models, view): (&[Model], &View)) {
+fn draw_models(frame: &mut Frame<'_>, area: Rect, (models, view): (&[Model], &mut View)) {
+    view.room = usize::from(area.height.saturating_sub(1)).max(1);
+    view.first = view.first.min(models.len().saturating_sub(view.room));
     let arrow = |at: usize| match (view.sort == at && !view.unlimited, view.ascending) {
         (true, true) => "▲",
         (true, false) => "▼",
@@ -208,8 +222,7 @@ fn draw_models(frame: &mut Frame<'_>, area: Rect, (models, view): (&[Model], &Vi
     heads.extend(COLUMNS.iter().zip(1..).map(|(column, at)| right(format!("{}{}", column.head, arrow(at)))));
     let others: u16 = COLUMNS.iter().map(|column| column.width + 1).sum();
     let names = area.width.saturating_sub(others + 2 * (NUMBERS + 1)).max(NAMES);
-    let most = models.len().saturating_sub(usize::from(area.height.saturating_sub(1))).min(view.first);
-    let rows = models.iter().skip(most).map(|model| {
+    let rows = models.iter().skip(view.first).map(|model| {
         let ready = match (model.ready, model.instances) {
             (Some(ready), Some(all)) => format!("{}/{}", number(Some(ready)), number(Some(all))),
             _ => crate::format::NONE.to_owned(),
@@ -267,7 +280,7 @@ mod tests {
     /// Returns the lines of a page of this size.
     fn page(history: &History, view: &View, (width, height): (u16, u16)) -> Vec<String> {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-        terminal.draw(|frame| draw(frame, history, view)).unwrap();
+        terminal.draw(|frame| draw(frame, history, &mut view.clone())).unwrap();
         let cells = terminal.backend().buffer().content();
         let line =
             |cells: &[ratatui::buffer::Cell]| cells.iter().map(ratatui::buffer::Cell::symbol).collect::<String>();
@@ -353,6 +366,33 @@ mod tests {
         assert_eq!(first(&view), "quick");
         view.first = 100;
         assert_eq!(first(&view), "quick", "all rows are visible");
+    }
+
+    #[test]
+    fn pages_have_the_rows_of_the_screen_and_end_at_the_last_model() {
+        let mut history = History::default();
+        let models: String =
+            (0..95).map(|n| format!("nv_inference_request_success{{model=\"m{n:02}\",version=\"1\"}} 1\n")).collect();
+        history.add(&models, Instant(0));
+        let mut terminal = Terminal::new(TestBackend::new(140, 30)).unwrap();
+        let mut view = view();
+        let mut first = |view: &mut View, change: fn(&mut View)| {
+            change(view);
+            terminal.draw(|frame| draw(frame, &history, view)).unwrap();
+            view.first
+        };
+        assert_eq!(first(&mut view, |_| ()), 0);
+        let room = view.room;
+        assert!((15..30).contains(&room), "{room}");
+        assert_eq!(first(&mut view, |view| view.scroll_pages(1)), room);
+        for _ in 0..10 {
+            first(&mut view, |view| view.scroll_pages(1));
+        }
+        assert_eq!(view.first, 95 - room, "the last page is full");
+        assert_eq!(first(&mut view, |view| view.scroll_pages(-1)), 95 - 2 * room);
+        assert_eq!(first(&mut view, View::scroll_to_end), 95 - room);
+        assert_eq!(first(&mut view, |view| view.scroll(-1)), 94 - room);
+        assert_eq!(first(&mut view, |view| view.scroll_pages(-10)), 0);
     }
 
     #[test]

@@ -25,7 +25,8 @@ def flags() -> str:
     text = subprocess.run([binary(), "--help"], capture_output=True, text=True, check=True).stdout
     page = [
         "# Flags", "",
-        "`pharos --help` describes each flag. A flag on the command line overrides its environment variable.", "",
+        "`pharos --help` describes each flag. A flag on the command line overrides its environment variable. The start warns about",
+        "variables `PHAROS_...` that set no flag.", "",
         "| flag | variable | default | section |", "|---|---|---|---|",
     ]  # fmt: skip
     for title, section in re.findall(r"^(\w[^\n]*):\n((?: +[^\n]*\n|\n)+)", text.partition("\nOptions:\n")[2], re.M):

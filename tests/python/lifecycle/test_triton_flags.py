@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness import peers
-from harness.server import binary
+from harness.server import ROOT, binary
 from harness.waiting import DEADLINE_S
 
 GOLDEN = Path(__file__).parent / "golden_triton_flags.json"
@@ -64,10 +64,11 @@ def forms(flag: str, form: str) -> list:
     return [[f"--{flag}={value}"], [f"--{flag}", value], *alone]
 
 
-def refusal(*args, **variables) -> str:
+def refusal(*args, cwd=None, **variables) -> str:
     """Returns the error on standard error with which a command line is refused."""
     command = [str(binary()), *args]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, env={"PATH": "/usr/bin:/bin"} | variables)
+    environment = {"PATH": "/usr/bin:/bin"} | variables
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, env=environment, cwd=cwd)
     assert ended.returncode != 0, ended.stdout
     return ended.stderr
 
@@ -160,6 +161,99 @@ def test_a_bad_value_names_its_flag_or_variable(args, variables, expected, tmp_p
     """The error has the flag, the value, the allowed values, and the environment variable if the value comes from one."""
     ports = ["--http-port=0", "--grpc-port=0"]
     assert expected in refusal(f"--model-repository={tmp_path}", *ports, *args, **variables)
+
+
+@pytest.mark.parametrize(
+    ("args", "variable", "named"),
+    [
+        (["--metrics-po=80a"], "METRICS_PORT", False),
+        (["--metrics-po", "80a"], "METRICS_PORT", False),
+        (["--metrics-port=80a"], "METRICS_PORT", False),
+        (["--metrics-port", "80a"], "METRICS_PORT", False),
+        (["--http-port=1"], "METRICS_PORT", True),
+        (["--rate-limit=execution_count"], "RATE_LIMIT_RESOURCE", True),
+    ],
+)
+def test_the_source_of_a_bad_value_under_the_name_tritonserver(args, variable, named, tmp_path):
+    """The command line, also if it has a prefix of the flag; a variable only if no argument sets the flag."""
+    link = tmp_path / "tritonserver"
+    link.symlink_to(binary())
+    for command in ([str(link)], [str(binary()), "tritonserver"]):
+        command += [f"--model-repository={tmp_path}", *args]
+        environment = {"PATH": "/usr/bin:/bin", f"PHAROS_{variable}": "80a"}
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, env=environment)
+        assert ended.returncode == 2 and '"80a": ' in ended.stderr, ended.stderr
+        assert (f"(from PHAROS_{variable})" in ended.stderr) == named, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["torchserve", "--foreground", "--model-store=.", "--", "--http-prt=1"], "pharos: unknown flag --http-prt; did you mean --http-port?\n"),
+        (["torchserve", "--foreground", "--model-store=.", "--", "top"], "pharos: only options of the server may follow `--`"),
+        (["torchserve", "--foreground", "--model-store=.", "--", "--help"], "pharos: only options of the server may follow `--`"),
+        (["torchserve", "--http-port=1"], "unexpected argument '--http-port' found"),
+        (["metrics", "list", "a", "b"], "unexpected argument 'b' found"),
+        (["health", "http://localhost:8000"], "expected HOST:PORT, without a scheme and a path\n"),
+        (["model.onnx"], "'model.onnx' is not a command; `pharos serve model.onnx` serves it\n"),
+    ],
+)
+def test_errors_of_commands(args, expected, tmp_path):
+    """They name the flags and the usage of the command, not those of the server."""
+    text = refusal(*args, cwd=tmp_path, TMPDIR=str(tmp_path))
+    assert expected in text and (args == ["model.onnx"] or "Usage: pharos [OPTIONS] --model" not in text), text
+
+
+def test_the_help_lists_serve():
+    """Among the commands and in the usage, as in errors."""
+    text = subprocess.run([binary(), "--help"], capture_output=True, text=True, timeout=DEADLINE_S, check=True).stdout
+    usage = ["pharos [OPTIONS] --model-repository <PLACE>", "pharos serve <PLACE>... [OPTIONS]", "pharos <COMMAND>"]
+    assert "Usage: " + "\n       ".join(usage) in text
+    assert re.search(r"^Commands:\n  serve  +Serve model files, models or repositories", text, re.MULTILINE), text
+    for args in (["serve"], ["--http-port=x", "serve", "a"]):
+        assert "pharos serve <PLACE>... [OPTIONS]" in refusal(*args)
+    assert "serve must be the first argument: pharos serve PLACE... [OPTIONS]" in refusal("--id=a", "serve", "a")
+
+
+READ = r"""(?:environ(?:\.get)?|getenv|var_os|var|setdefault|setenv|from|number|env)\W{1,4}["'](PHAROS_[A-Z0-9_]+)|\$\{?(PHAROS_[A-Z0-9_]+)"""
+
+
+def read_by_others() -> set:
+    """Returns the variables that files of this repository read, except the flags of the server."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    found = {"PHAROS_TORCHSERVE_BACKGROUND", "PHAROS_BACKEND_LIBRARY", "PHAROS_PYTHON_BACKEND"}
+    for name in listed.rstrip("\0").split("\0"):
+        path = ROOT / name
+        if path.suffix not in (".json", ".svg", ".png", ".lock") and path.is_file() and path.stat().st_size < 1 << 20:
+            text = path.read_bytes().decode(errors="replace")
+            found |= {a or b for a, b in re.findall(READ, text)} if "PHAROS_" in text else set()
+    text = subprocess.run([binary(), "--help"], capture_output=True, text=True, timeout=DEADLINE_S, check=True).stdout
+    return found - set(re.findall(r"env:\s+(\w+)", text))
+
+
+def test_misspelt_variables_are_named(start):
+    """With the nearest one and without their values; not the variables that other programs of this repository read."""
+    others = read_by_others()
+    assert {"PHAROS_BIN", "PHAROS_LOGS", "PHAROS_CHROMIUM", "PHAROS_SOAK_S"} <= others
+    wrong = {"PHAROS_HTP_PORT": "secret", "PHAROS_MODEL_REPO": "secret", "PHAROS_UNHEARD_OF": "secret"}
+    services = {"PHAROS_SERVICE_HOST": "10.0.0.1", "PHAROS_PORT": "tcp://10.0.0.1:80", "PHAROS_PORT_80_TCP_ADDR": "10.0.0.1"}
+    server = start(["identity_fp32"], environment=dict.fromkeys(others, "1") | wrong | services)
+    log = server.log.read_text()
+    named = re.findall(r" WARN (PHAROS_\w+) sets no flag of the server; (.*)", log)
+    assert named == [
+        ("PHAROS_HTP_PORT", "did you mean PHAROS_HTTP_PORT?"),
+        ("PHAROS_MODEL_REPO", "did you mean PHAROS_MODEL_REPOSITORY?"),
+        ("PHAROS_UNHEARD_OF", "--help lists the variables"),
+    ]
+    assert "secret" not in log
+
+
+def test_flags_of_another_control_mode_are_named(start):
+    """A flag without effect in this mode is a warning, with its variable."""
+    server = start(["identity_fp32"], "--model-idle-unload-secs=60", environment={"PHAROS_ON_DEMAND_MAX_WAITING": "5"})
+    log = server.log.read_text()
+    assert " WARN --model-idle-unload-secs has no effect without --model-control-mode=on-demand\n" in log
+    assert " WARN --on-demand-max-waiting has no effect without --model-control-mode=on-demand (from PHAROS_ON_DEMAND_MAX_WAITING)\n" in log
 
 
 def test_a_repository_may_come_from_vertex_ai(tmp_path):

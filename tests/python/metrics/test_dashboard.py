@@ -379,6 +379,46 @@ def test_many_models_on_demand(loaded, page):
     assert page.complaints == []
 
 
+MANY = """(() => {
+  state.paused = true;
+  clearTimeout(state.timer);
+  const samples = (i, k) => [`nv_inference_request_success{model="m${i}",version="1"} ${k * (i + 1)}`,
+    `pharos_instances{model="m${i}",version="1",state="ready"} 1`].join("\\n");
+  history_.scrapes = [];
+  history_.points = new Map([[ALL, []]]);
+  for (let k = 0; k < 4; k++) history_.add(Array.from({ length: 500 }, (_, i) => samples(i, k * k)).join("\\n"), 2000 * k);
+  show();
+})()"""
+"""A history of 500 models."""
+
+
+@needs_browser
+def test_small_charts_of_many_models(loaded, page):
+    """They are drawn for the rows on the screen only, and a cell is changed only if its text does."""
+    page.open(url(loaded))
+    shows(page, "models", "simple")
+    page.ask(MANY)
+    assert page.ask("document.querySelectorAll('#models tbody tr').length") == 500
+    drawn = "[...document.querySelectorAll('#models path')].filter((path) => path.getAttribute('d')?.includes('L')).length"
+    eventually("the charts on the screen are drawn", lambda: page.ask(drawn) >= 5)
+    page.wait(0.5)
+    assert page.ask("document.querySelectorAll('#models svg').length") < 3 * 50
+    page.ask("$('models-scroll').scrollTop = 1e6")
+    last = "document.querySelector('#models tbody tr:last-child path')?.getAttribute('d') ?? ''"
+    eventually("the charts of the last row are drawn", lambda: "L" in page.ask(last))
+    page.wait(0.5)
+    changes, calls = page.ask("""(() => {
+      const watch = new MutationObserver(() => {}), draw = sparkline;
+      let calls = 0;
+      window.sparkline = (...all) => { calls += 1; draw(...all); };
+      watch.observe($("models").tBodies[0], { subtree: true, childList: true, characterData: true });
+      show();
+      return [watch.takeRecords().length, calls];
+    })()""")
+    assert (changes, 0 < calls < 3 * 50) == (0, True), (changes, calls)
+    assert page.complaints == []
+
+
 @needs_browser
 def test_an_unreachable_server_is_reported(tmp_path, page):
     """The page reports that it cannot read the metrics, and continues when the server is back."""

@@ -92,10 +92,25 @@ def test_a_bad_file_is_refused_with_its_position(tmp_path, text, message):
 @pytest.mark.parametrize("file,message", [("none.yaml", "No such file"), ("", "Is a directory")])
 def test_a_file_that_cannot_be_read(tmp_path, file, message):
     """The error has the file and the reason."""
-    for args in (["metrics", "check", tmp_path / file], [f"--model-repository={MODELS}", f"--metrics-config={tmp_path / file}"]):
+    command, server = ["metrics", "check", tmp_path / file], [f"--model-repository={MODELS}", f"--metrics-config={tmp_path / file}"]
+    for args, flag in [(command, ""), (server, "--metrics-config ")]:
         result = run(*args)
         assert result.returncode == 1
-        assert f"cannot read --metrics-config '{tmp_path / file}': {message}" in result.stderr, result.stderr
+        assert f"cannot read {flag}'{tmp_path / file}': {message}" in result.stderr, result.stderr
+
+
+def test_the_built_in_definition_can_be_edited(start, tmp_path):
+    """`pharos metrics default` prints the built-in file, with which a server starts; an edited copy has an effect."""
+    printed = run("metrics", "default")
+    assert (printed.returncode, printed.stdout, printed.stderr) == (0, SHIPPED.read_text(), "")
+    file = tmp_path / "metrics.yaml"
+    file.write_text(printed.stdout.replace("model_metrics:\n  counter: []\n", "model_metrics:\n  counter: [{name: mine, unit: Count}]\n"))
+    assert run("metrics", "check", file).returncode == 0
+    server = start([MODEL], f"--metrics-config={file}")
+    assert total(server.scrape(), "pharos_build_info") == 1
+    assert f"metrics from '{file}': " in server.log.read_text()
+    names = [{metric["name"] for metric in json.loads(run("metrics", "list", *of, "--format=json").stdout)} for of in ([], [file])]
+    assert names[1] - names[0] == {"mine"} and names[0] < names[1]
 
 
 def test_check_summarises_a_valid_file():
@@ -151,12 +166,12 @@ def test_help_stays_grouped_and_shows_the_commands():
     assert all(f"\n{heading}:\n" in text for heading in ("Server", "Model repository", "Metrics", "Logging")), text
     commands = text.partition("Commands:\n")[2].partition("\n\n")[0]
     # A description that is too long goes on in lines with a larger indent.
-    assert re.findall(r"^  (\S+)", commands, re.MULTILINE) == ["health", "metrics", "slo", "trace", "top", "torchserve"]
+    assert re.findall(r"^  (\S+)", commands, re.MULTILINE) == ["serve", "health", "metrics", "slo", "trace", "top", "torchserve"]
     assert "check" in run("metrics", "--help").stdout
     assert run("metrics", "chek", "x").returncode == 2
 
 
-@pytest.mark.parametrize("arguments", [("metrics", "list"), ("metrics", "list", "--format=json"), ("metrics", "check", ROOT / "metrics.yaml")])
+@pytest.mark.parametrize("arguments", [("metrics", "list"), ("metrics", "default"), ("metrics", "check", ROOT / "metrics.yaml")])
 def test_output_that_cannot_be_written(arguments):
     """The exit code says that the output is not complete; a reader that ends early is no error."""
     with open("/dev/full", "w") as full:

@@ -24,6 +24,7 @@ from harness.tls_server import TlsServer
 from harness.waiting import DEADLINE_S, eventually
 
 COLUMNS, ROWS = 150, 40
+PAGE_UP, PAGE_DOWN = b"\x1b[5~", b"\x1b[6~"
 
 
 class Top:
@@ -219,3 +220,40 @@ def test_a_server_with_tritons_metrics_only():
         triton.shutdown()
     row = re.search(r"^resnet +1 +- +\S+/s +0/s +2 ms +- +- +25 % +3 +4 +- +-$", result.stdout, re.MULTILINE)
     assert row and "CPU 25 %" in result.stdout and "GPUs 50 %" in result.stdout, result.stdout
+
+
+def test_pages_of_models():
+    """Page Down and Page Up move by the rows that are on the screen, and not beyond the last model; End and Home go to the ends."""
+    body = "".join(f'nv_inference_request_success{{model="m{n:03}",version="1"}} 1\n' for n in range(100)).encode()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    def models(top) -> list:
+        return [int(line[1:4]) for line in top.lines() if re.match(r"m\d{3} ", line)]
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with Top(f"127.0.0.1:{server.server_address[1]}") as top:
+            top.shows(r"^m000 ")
+            room = len(models(top))
+            assert 15 < room < ROWS
+
+            def shown(keys: bytes, first: int):
+                top.press(keys)
+                eventually(f"{keys} shows m{first:03} first", lambda: models(top) == list(range(first, first + room)))
+
+            shown(PAGE_DOWN, room)
+            shown(10 * PAGE_DOWN, 100 - room)
+            shown(PAGE_UP, 100 - 2 * room)
+            shown(b"\x1b[H", 0)
+            shown(b"\x1b[F", 100 - room)
+            shown(b"k", 99 - room)
+        server.shutdown()

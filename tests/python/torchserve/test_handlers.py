@@ -670,6 +670,8 @@ def test_undefined_metrics(tmp_path):
     (models.contents("told", files={"told.py": b"class A:\n    def initialize(self, c): raise MemoryError()\n    handle = None\n"}),
      "System out of memory"),
     (models.contents("told", files={"told.py": b"import no_such_package\n"}), "No module named 'no_such_package'"),
+    (models.contents("micro", "micro_batching: {micro_batch_size: 2, parallelism: {inference: 0}}\n"), "parallelism of 'inference' is 0; steps are"),
+    (models.contents("micro", "micro_batching: {micro_batch_size: 2, parallelism: 0}\n"), "parallelism is 0; expected a number of threads for each of"),
 ])  # fmt: skip
 def test_load_failures_have_the_reason(tmp_path, found, text):
     models.write(tmp_path / "models/broken/1", "broken", found)

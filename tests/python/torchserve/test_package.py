@@ -4,6 +4,7 @@ of PyTorch. Runs in a separate interpreter that has imported nothing else."""
 import json
 import logging
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -265,6 +266,19 @@ def test_micro_batches_keep_order_and_raise():
     batching.shutdown()
     with pytest.raises(AssertionError, match="'other' is 1"):
         batching.parallelism = {"other": 1}
+    for wrong in [0, -1, 1.5, "2", None, True]:
+        expected = f"parallelism of 'inference' is {wrong!r}; steps are preprocess, inference, postprocess, with whole numbers from 1"
+        with pytest.raises(AssertionError, match=re.escape(expected)):
+            MicroBatching(Handler(), 3, {"inference": wrong})
+        with pytest.raises(ValueError, match=re.escape(f"micro_batch_size is {wrong!r}; allowed are whole numbers from 1")):
+            MicroBatching(Handler(), wrong)
+    for wrong in [0, 2, "inference", ["inference"]]:
+        with pytest.raises(AssertionError, match=re.escape(f"parallelism is {wrong!r}; expected a number of threads for each of preprocess")):
+            MicroBatching(Handler(), 3, wrong)
+    for usual in [None, {}]:
+        batching = MicroBatching(Handler(), 3, usual)
+        assert batching.handle([5, 6]) == [10, 12]
+        batching.shutdown()
 
 
 def test_profiled_steps(metrics):

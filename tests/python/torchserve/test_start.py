@@ -11,6 +11,7 @@ import pytest
 
 from harness.server import alive, binary
 from harness.waiting import DEADLINE_S, eventually, run_for
+from torchserve.home import Home, has_worker
 from torchserve.launcher import answers
 
 
@@ -109,3 +110,19 @@ def test_the_script_is_there():
         pytest.skip("the script is not in the server's folder")
     done = subprocess.run([script, "--version"], capture_output=True, text=True, timeout=DEADLINE_S)
     assert "TorchServe Version is 0.12.0" in done.stdout
+
+
+@pytest.mark.skipif(not has_worker, reason="needs the package pharos-worker")
+@pytest.mark.parametrize(("key", "name"), [("grpc_management_port", "the gRPC management API"), ("metrics_address", "the metrics API")])
+def test_two_listeners_do_not_share_a_port(tmp_path, key, name):
+    """The start fails before models are loaded, with both keys. The REST APIs may share one address, but not a part of it."""
+    home = Home(tmp_path)
+    taken = {"grpc_management_port": ("grpc_inference_port", home.grpc), "metrics_address": ("inference_address", home.inference)}
+    other, port = taken[key]
+    value = f"http://0.0.0.0:{port}" if key == "metrics_address" else port
+    with (home.folder / "config.properties").open("a") as config:
+        config.write(f"{key}={value}\n")
+    with pytest.raises(AssertionError) as failed, home:
+        pass
+    text = str(failed.value)
+    assert f"{name} cannot listen on " in text and f"({key}): the " in text and f"({other}). Give each its own port" in text, text

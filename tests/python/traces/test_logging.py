@@ -12,7 +12,11 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from harness.inference import one
+from harness.models import copy_models
+from harness.ports import free_ports
+from harness.server import EXAMPLES
 from harness.waiting import DEADLINE_S, eventually
+from protocol import cloud
 
 DEFAULTS = {
     "log_file": "",
@@ -121,6 +125,40 @@ def test_a_line_for_each_request(start, form, pattern):
     else:
         assert re.fullmatch(pattern, answered[0]), answered
         assert "request=GET /v2/none status=404 ms=" in answered[1]
+
+
+def test_requests_on_every_listener_are_logged(start, tmp_path):
+    """The line has the path that the client sent, also at endpoints that are rewritten to those of v2, and for refused requests."""
+    sagemaker, vertex_ai = free_ports(2)
+    options = ["--log-access", *cloud.options(sagemaker, vertex_ai), "--model-control-mode=explicit", "--load-model=simple"]
+    server = start([], *options, repository=EXAMPLES, environment=cloud.ENVIRONMENT)
+    both = cloud.Both(sagemaker, vertex_ai, False)
+    cloud.until_there(both)
+    place = str(copy_models(tmp_path / "other", ["simple"], EXAMPLES))
+    asked = [
+        ("sagemaker", "GET", "/models", None),
+        ("sagemaker", "POST", "/models", {"model_name": "id", "url": place}),
+        ("sagemaker", "GET", "/models/id", None),
+        ("sagemaker", "POST", "/models/id/invoke", {}),
+        ("sagemaker", "DELETE", "/models/id", None),
+        ("sagemaker", "POST", "/invocations", {}),
+        ("sagemaker", "GET", "/elsewhere", None),
+        ("vertex_ai", "POST", cloud.PREDICT, {}),
+        ("vertex_ai", "GET", "/elsewhere", None),
+    ]
+    expected = []
+    for where, method, path, body in asked:
+        status = both.ask(where, method, path, None if body is None else json.dumps(body))[0]
+        expected.append((f"{method} {path}", str(status)))
+    for path in ("/metrics", "/dashboard", "/elsewhere"):
+        expected.append((f"GET {path}", str(server.get(path, server.metrics)[0])))
+    status = server.ask("POST", "/v2/models/simple/infer", b"0\r\n\r\n", headers={"Transfer-Encoding": "gzip, chunked"})[0]
+    expected.append(("POST /v2/models/simple/infer", str(status)))
+    assert status == 501
+    text = server.log.read_text()
+    logged = re.findall(r" answered protocol=http request=(.*) status=(\d+) ms=", text)
+    logged = [line for line in logged if line[0] not in ("GET /v2/health/ready", "GET /ping", f"GET {cloud.HEALTH}")]
+    assert logged == expected
 
 
 def test_a_log_file_is_reopened(start, tmp_path):

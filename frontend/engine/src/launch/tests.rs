@@ -249,7 +249,7 @@ fn onnx_models_on_gpus_need_the_cuda_provider_beside_the_library() {
     let why = |fixture: &Fixture| no_cuda_provider(&fixture.program);
     assert!(why(&fixture).unwrap().starts_with("ONNX Runtime is not installed, "));
     fixture.program.onnxruntime = Some(fixture.file("capi/libonnxruntime.so.1.31.1", 0o644));
-    let (text, advice) = (why(&fixture).unwrap(), "is missing; `pip install onnxruntime-gpu` installs it");
+    let (text, advice) = (why(&fixture).unwrap(), "is missing; `pip install onnxruntime-gpu[cuda,cudnn]` installs it");
     assert!(text.contains("capi/libonnxruntime_providers_cuda.so' ") && text.ends_with(advice), "{text}");
     fixture.file("capi/libonnxruntime_providers_cuda.so", 0o644);
     assert_eq!(why(&fixture), None);

@@ -235,15 +235,11 @@ fn prepare(
     let policy = configuration.version_policy().map_err(|error| unreadable(error.to_string()))?;
     let wanted = repository::select(&policy, &present);
     if wanted.is_empty() {
-        let there = match &policy {
-            _ if present.is_empty() => "no version directories".to_owned(),
-            VersionPolicy::Latest(count) => {
-                format!("versions {present:?}, and its 'version_policy' selects the latest {count}")
-            }
-            VersionPolicy::Specific(named) => {
-                format!("versions {present:?}, and its 'version_policy' selects {named:?}")
-            }
-            VersionPolicy::All => format!("versions {present:?}"),
+        let bare = stores.without_namespace(model);
+        let there = match plan {
+            _ if !present.is_empty() => unselected(&policy, &present),
+            Some(_) => format!("no version directories; create '{bare}/1', which stays empty for an ensemble"),
+            None => format!("no version directories; create '{bare}/1' with the model's files"),
         };
         let place = model_files.path().display();
         return Err(PrepareError::NoVersion(format!("no version to run: '{place}' has {there}")));
@@ -255,6 +251,19 @@ fn prepare(
     let versions = versions_made(&configuration, &files, versions).map_err(|error| unreadable(error.to_string()))?;
     let missing = missing(&policy, &present);
     Ok(Prepared { name: model.to_owned(), configuration, plan, versions, missing, model_files })
+}
+
+/// Describes versions of which the policy selects none.
+fn unselected(policy: &VersionPolicy, present: &[u64]) -> String {
+    match policy {
+        VersionPolicy::Latest(count) => {
+            format!("versions {present:?}, and its 'version_policy' selects the latest {count}")
+        }
+        VersionPolicy::Specific(named) => {
+            format!("versions {present:?}, and its 'version_policy' selects {named:?}")
+        }
+        VersionPolicy::All => format!("versions {present:?}"),
+    }
 }
 
 /// Returns the complete configuration, or a draft if the model's code is to complete it.

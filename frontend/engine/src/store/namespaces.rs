@@ -4,9 +4,8 @@
 use std::io;
 
 use pharos::id::ModelName;
-use pharos::repository::DUPLICATE;
 
-use super::{Store, Stores, unreadable};
+use super::{Store, Stores, in_several, unreadable};
 
 impl Stores {
     /// Returns whether models of different repositories are distinct.
@@ -64,11 +63,7 @@ impl Stores {
     /// Returns why a name without a repository denotes no model. Blocks.
     pub(super) fn why_unresolved(&self, name: &str) -> String {
         match self.of_name(name) {
-            Ok(all) if all.len() > 1 => {
-                let stores = all.iter().filter_map(|called| self.in_namespace(called));
-                let names: Vec<String> = stores.map(|(store, _)| format!("'{}'", store.name())).collect();
-                format!("{DUPLICATE}: {}", names.join(", "))
-            }
+            Ok(all) if all.len() > 1 => in_several(all.iter().filter_map(|called| Some(self.in_namespace(called)?.0))),
             Ok(_) => self.not_found(name),
             Err(error) => error.to_string(),
         }
@@ -99,6 +94,7 @@ mod tests {
     use std::fs;
     use std::path::PathBuf;
 
+    use pharos::repository::DUPLICATE;
     use tempfile::TempDir;
 
     use super::*;
@@ -157,7 +153,7 @@ mod tests {
         assert_eq!(stores.list().unwrap(), BTreeMap::from([("only".to_owned(), 1), ("same".to_owned(), 2)]));
         assert_eq!(stores.of_name("same").unwrap(), ["same"]);
         assert_eq!(stores.member("ensemble", &b, "same"), "same");
-        assert!(stores.local("same").unwrap_err().contains(DUPLICATE));
+        assert_eq!(stores.local("same").unwrap_err(), format!("{DUPLICATE}: '{a}', '{b}'"));
         assert!(stores.local(&format!("{a}/same")).is_err());
     }
 }

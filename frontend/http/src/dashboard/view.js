@@ -195,28 +195,48 @@ function makeRow(figures) {
     row.append(cell);
   }
   row.addEventListener("click", toggle);
+  onScreen.observe(row);
   return row;
 }
 
+// Small charts are drawn only while their row is on the screen: those of hundreds of models take long.
+const onScreen = new IntersectionObserver((entries) => {
+  for (const { target, isIntersecting } of entries) {
+    target.isOnScreen = isIntersecting;
+    if (isIntersecting) drawSparklines(target);
+  }
+});
+
+function drawSparklines(row) {
+  const to = history_.latest.at, from = to - span(), points = history_.points.get(row.dataset.key) ?? [];
+  COLUMNS.forEach(({ spark, point }, i) => {
+    if (spark) sparkline(row.cells[i].firstChild.firstChild, points, point, spark, from, to);
+  });
+}
+
+// The browser computes the layout of the whole table after any change.
+function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
 function fillRow(row, figures) {
-  const to = history_.latest.at, from = to - span(), points = history_.points.get(figures.key) ?? [];
   row.className = figures.key === state.chosen ? "chosen" : "";
   COLUMNS.forEach((column, i) => {
     const cell = row.cells[i];
     if (column.id === "name") cell.firstChild.setAttribute("aria-pressed", String(figures.key === state.chosen));
-    else if (column.id === "version") cell.textContent = figures.version;
+    else if (column.id === "version") setText(cell, figures.version);
     else if (column.id === "state") {
       const level = figures.ready === figures.all ? "good" : figures.ready > 0 ? "warn" : "bad";
-      cell.replaceChildren(...(figures.all === null ? [NONE] : [html("i", { class: `dot ${level}` }), `${figures.ready} of ${figures.all} ready`]));
+      const text = figures.all === null ? NONE : `${figures.ready} of ${figures.all} ready`;
+      if (cell.textContent !== text) cell.replaceChildren(...(figures.all === null ? [] : [html("i", { class: `dot ${level}` })]), text);
     } else if (column.spark) {
-      const holder = cell.firstChild;
-      sparkline(holder.firstChild, points, column.point, column.spark, from, to);
-      holder.lastChild.textContent = column.format(figures[column.id]);
+      setText(cell.firstChild.lastChild, column.format(figures[column.id]));
     } else {
-      cell.textContent = column.format(figures[column.id]);
+      setText(cell, column.format(figures[column.id]));
       if (column.id === "failed") cell.className = figures.failed > 0 ? "bad-text" : "";
     }
   });
+  if (row.isOnScreen) drawSparklines(row);
   return row;
 }
 

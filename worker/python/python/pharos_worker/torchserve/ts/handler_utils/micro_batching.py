@@ -28,12 +28,16 @@ class _Failed:
     error: BaseException
 
 
+def _is_count(value) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
 class MicroBatching:
     """Replaces a handler's `handle`: `self.handle = MicroBatching(self, micro_batch_size, {"inference": 2})`."""
 
     def __init__(self, parent_handler, micro_batch_size=1, parallelism=None):
-        if micro_batch_size < 1:
-            raise ValueError(f"micro_batch_size is {micro_batch_size}; it must be 1 or more")
+        if not _is_count(micro_batch_size):
+            raise ValueError(f"micro_batch_size is {micro_batch_size!r}; allowed are whole numbers from 1")
         self.handler = parent_handler
         self.micro_batch_size = micro_batch_size
         self._parallelism = {}
@@ -42,7 +46,7 @@ class MicroBatching:
         pipes = [queue.Queue() for _ in range(len(HANDLER_METHODS) + 1)]
         self.queues = {f"{name}_in": pipes[at] for at, name in enumerate(HANDLER_METHODS)}
         self.queues |= {f"{name}_out": pipes[at + 1] for at, name in enumerate(HANDLER_METHODS)}
-        self.parallelism = parallelism or {}
+        self.parallelism = {} if parallelism is None else parallelism
 
     @property
     def parallelism(self):
@@ -51,9 +55,13 @@ class MicroBatching:
 
     @parallelism.setter
     def parallelism(self, parallelism):
+        steps = ", ".join(HANDLER_METHODS)
+        if not isinstance(parallelism, dict):
+            raise AssertionError(f"parallelism is {parallelism!r}; expected a number of threads for each of {steps}")
         for name, count in parallelism.items():
-            if name not in HANDLER_METHODS or count < 0:
-                raise AssertionError(f"parallelism of '{name}' is {count}; steps are {', '.join(HANDLER_METHODS)}")
+            # Without threads, no batch would end.
+            if name not in HANDLER_METHODS or not _is_count(count):
+                raise AssertionError(f"parallelism of '{name}' is {count!r}; steps are {steps}, with whole numbers from 1")
         self._parallelism.update(parallelism)
         for name, group in self.thread_groups.items():
             wanted = self._parallelism.get(name, 1)
