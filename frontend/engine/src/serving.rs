@@ -32,7 +32,7 @@ use crate::scheduler::Limits;
 use crate::store::Overrides;
 pub use drain::Unfinished;
 pub(crate) use namespaces::ambiguous;
-pub(crate) use on_demand::{OnDemand, Outcome, UnloadedVersion};
+pub(crate) use on_demand::{Awaited, OnDemand, Outcome, UnloadedVersion};
 use pharos_telemetry::system::Worker;
 pub(crate) use responses::Responses;
 pub(crate) use retire::RetireReason;

@@ -17,7 +17,7 @@ use super::control::LoadRequest;
 use super::prepare::{Configuration, Prepared};
 use super::unloading::{Demanded, demanded, leave_members};
 use super::{Loader, Mode};
-use crate::serving::{ModelTable, OnDemand, Outcome, Snapshot};
+use crate::serving::{Awaited, ModelTable, OnDemand, Outcome, Snapshot};
 use pharos_os::clock;
 
 /// The longest time between two looks for models without use.
@@ -77,11 +77,15 @@ impl Loader {
         let mut outcome = model.join(|sender| {
             let (loader, name, model) = (self.clone(), name.to_owned(), model.clone());
             self.runtime.spawn(async move {
-                let _awaited = model.await_requests();
-                let loaded = loader.load_on_demand(&name, &model).await;
-                sender.send_replace(Some(loaded));
+                let (outcome, awaited) = match loader.load_on_demand(&name, &model).await {
+                    Ok(awaited) => (Ok(()), Some(awaited)),
+                    Err(error) => (Err(error), None),
+                };
+                sender.send_replace(Some(outcome));
                 model.forget_load();
-                let _ = clock::timeout(LONGEST_ARRIVAL, sender.closed()).await;
+                if awaited.is_some() {
+                    let _ = clock::timeout(LONGEST_ARRIVAL, sender.closed()).await;
+                }
             });
         });
         let loaded = async {
@@ -128,7 +132,8 @@ impl Loader {
         Err(InferError::new(ErrorCode::Unavailable, Reason::QueueFull, text))
     }
 
-    async fn load_on_demand(self: &Arc<Self>, name: &str, model: &OnDemand) -> Result<(), InferError> {
+    /// Loads a model, and keeps it until the returned value is dropped.
+    async fn load_on_demand(self: &Arc<Self>, name: &str, model: &Arc<OnDemand>) -> Result<Awaited, InferError> {
         let reservation = self.reserve_for(name).await.map_err(|reason| {
             record::on_demand_refused(self.cache(), name);
             InferError::not_ready(format!("model '{name}' could not be loaded on demand: {reason}"))
@@ -143,10 +148,12 @@ impl Loader {
         match loaded {
             Ok(()) => {
                 model.attempts().succeeded();
+                // Before it can be unloaded.
+                let awaited = model.await_requests();
                 self.models.change(|table| {
                     table.demanded.insert(name.to_owned());
                 });
-                Ok(())
+                Ok(awaited)
             }
             Err(error) => {
                 self.models.change(|table| {

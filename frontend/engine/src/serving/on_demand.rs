@@ -29,7 +29,7 @@ pub(crate) struct OnDemand {
     attempts: Mutex<Attempts>,
     /// The load that runs. Locked only to begin a load, to find it and to forget it.
     load: Mutex<Option<Outcome>>,
-    /// The number of loads whose requests have not all found the model yet.
+    /// The number of loads that have ended and whose requests have not all found the model yet.
     awaited: AtomicUsize,
     /// The number of requests that found the model loaded before they were passed to it.
     found: AtomicU64,
@@ -164,7 +164,7 @@ impl OnDemand {
     }
 }
 
-/// A load whose requests have not all found the model yet.
+/// A load that has ended and whose requests have not all found the model yet.
 pub(crate) struct Awaited(Arc<OnDemand>);
 
 impl Drop for Awaited {
