@@ -209,6 +209,13 @@ impl States {
         }
     }
 
+    /// Removes a version that has completed its requests and can no longer be loaded, if it is unloading.
+    pub fn forget_unloading(&mut self, model: &str, version: u64) {
+        if let Some(status) = self.models.get_mut(model) {
+            status.versions.retain(|number, status| *number != version || status.state != State::Unloading);
+        }
+    }
+
     fn entry(&mut self, model: &str) -> &mut ModelStatus {
         self.models.entry(model.to_owned()).or_default()
     }
@@ -450,6 +457,10 @@ mod tests {
         (1..=4).for_each(|version| states.unloaded("simple", version, UNLOADED));
         assert_eq!(now(&states), [State::Unavailable, State::Ready, State::Unavailable, State::Unavailable]);
         assert_eq!(of(&states, 1).reason, UNLOADED);
+        states.withdraw("simple");
+        (1..=4).for_each(|version| states.forget_unloading("simple", version));
+        let left: Vec<u64> = states.model("simple").unwrap().versions.keys().copied().collect();
+        assert_eq!(left, [1, 3, 4], "version 2 was unloading");
     }
 
     #[test]

@@ -185,8 +185,12 @@ impl ModelTable {
                 return;
             }
             table.unloading.remove(&model);
-            let on_demand = table.on_demand.get(&*model.name).is_some_and(|of| of.versions().contains(&model.version));
-            table.states.unloaded(&model.name, model.version, if on_demand { ON_DEMAND } else { UNLOADED });
+            match table.on_demand.get(&*model.name).map(|of| of.versions().contains(&model.version)) {
+                Some(true) => table.states.unloaded(&model.name, model.version, ON_DEMAND),
+                // A load meanwhile has found that the version has no directory any more.
+                Some(false) => table.states.forget_unloading(&model.name, model.version),
+                None => table.states.unloaded(&model.name, model.version, UNLOADED),
+            }
             if table.removed_from_repository.contains(&*model.name)
                 && table.unloading.keys().all(|other| other.name != model.name)
             {
