@@ -48,6 +48,11 @@ def find(patch: Path) -> str:
 def main(names: list) -> int:
     """Runs the named faults, or all of them."""
     patches = [HERE / f"{name}.patch" for name in names] or sorted(HERE.glob("*.patch"))
+    unknown = [patch.stem for patch in patches if not patch.exists()]
+    if unknown:
+        every = ", ".join(sorted(patch.stem for patch in HERE.glob("*.patch")))
+        print(f"unknown faults: {', '.join(unknown)}; there are {every}", file=sys.stderr)
+        return 2
     missed = []
     for patch in patches:
         found = find(patch)
