@@ -85,6 +85,7 @@ fn numbers_are_found_in_each_valid_encoding() {
         ("FP64", &[0x39, 1, 2, 3, 4, 5, 6, 7, 8], &[1, 2, 3, 4, 5, 6, 7, 8]),
         ("INT8", &[0x12, 1, 9, 0x48, 1, 0x82, 1, 0], &[9]),
         ("BYTES", &[0x42, 0, 0x42, 1, b'a'], &[0, 0, 0, 0, 1, 0, 0, 0, b'a']),
+        ("BYTES", &[0x22, 0, 0x42, 1, b'a'], &[1, 0, 0, 0, b'a']),
     ] {
         assert_eq!(with_encoded_contents(datatype, contents).unwrap(), *expected, "{datatype}");
     }

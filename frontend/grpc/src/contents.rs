@@ -29,8 +29,8 @@ const STRINGS: u32 = 8;
 /// (Triton wraps it silently).
 pub(super) fn bytes(contents: &[u8], of: Of<'_>) -> Result<Option<Vec<u8>>, InferError> {
     let set = fields_set(contents).ok_or_else(|| malformed(of))?;
-    let mut set = FIELDS.iter().zip(set).filter(|(_, set)| *set).map(|(field, _)| *field);
-    let Some(field) = set.next() else { return Ok(None) };
+    let mut set = (1..).zip(FIELDS).zip(set).filter(|(_, set)| *set).map(|(field, _)| field);
+    let Some((number, field)) = set.next() else { return Ok(None) };
     let Of { input, model, datatype } = of;
     if set.next().is_some() {
         return Err(InferError::invalid(format!(
@@ -43,11 +43,13 @@ pub(super) fn bytes(contents: &[u8], of: Of<'_>) -> Result<Option<Vec<u8>>, Infe
              expected datatype '{datatype}'"
         )));
     }
+    // Others may be there without elements.
+    let fields = || Fields::of(contents).filter(|field| field.number == number);
     let mut out = Vec::new();
     if datatype == DataType::Bytes {
-        out.reserve(Fields::of(contents).filter(is_known).map(|field| field.value.len() + 4).sum());
+        out.reserve(fields().map(|field| field.value.len() + 4).sum());
     }
-    for field in Fields::of(contents).filter(is_known) {
+    for field in fields() {
         append(&mut out, field, of)?;
     }
     Ok(Some(out))
