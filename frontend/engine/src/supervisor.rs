@@ -219,7 +219,6 @@ impl Instance {
         }
     }
 
-    /// Starts a process, sends it the model and starts the session that reads its replies.
     /// Ends the use of the response cache if a worker has started again with files that have changed since the load of the model.
     async fn check_files(&self) {
         let Some(loaded) = self.plan.stamp.filter(|_| self.outcome.is_none()) else { return };
@@ -230,6 +229,7 @@ impl Instance {
         }
     }
 
+    /// Starts a process, sends it the model and starts the session that reads its replies.
     async fn spawn(&self, device_share: Option<DeviceShare>) -> io::Result<Running> {
         let started = clock::now();
         let (cache, series) = (self.plan.cache.clone(), self.driver.series.clone());

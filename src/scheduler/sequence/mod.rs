@@ -18,9 +18,9 @@
 //!
 //! # Strategies
 //! `direct`: slots are positions in the batch. A batch extends to the last slot with a waiting request; slots without a request,
-//! or with another shape than the slot that has been ready for the longest time, are padding. `oldest`: each instance has a dynamic batcher, which holds at most one
-//! request of each sequence. Its responses are sent in the order in which requests were issued, because an instance executes one
-//! batch at a time, so `preserve_ordering` needs no further work.
+//! or with another shape than the slot that has been ready for the longest time, are padding. `oldest`: each instance has a dynamic
+//! batcher, which holds at most one request of each sequence. Its responses are sent in the order in which requests were issued,
+//! because an instance executes one batch at a time, so `preserve_ordering` needs no further work.
 //!
 //! # Overlapping requests
 //! With [`SequenceSettings::overlapping`] each request is a sequence for the backend, like an iterative one, and the client's

@@ -3,7 +3,7 @@ from loading."""
 
 import json
 import random
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -166,10 +166,7 @@ def test_a_loaded_model_stays_until_the_requests_that_waited_for_it_have_found_i
             if status != 200:
                 refused.append((name, status, answer))
 
-    clients = [threading.Thread(target=client, args=(seed,)) for seed in range(12)]
-    for one_client in clients:
-        one_client.start()
-    for one_client in clients:
-        one_client.join()
+    with ThreadPoolExecutor(12) as pool:
+        list(pool.map(client, range(12)))
     assert not refused, refused[:3]
     assert total(server.scrape(), "pharos_on_demand_unloads_total", reason="memory") > 20

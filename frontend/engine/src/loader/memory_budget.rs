@@ -338,7 +338,8 @@ impl Loader {
 
     /// Waits until the bytes that `needed` returns are free, and reserves them. If unloading models is not enough, waits while
     /// `may_change` for the memories that lack them: the sizes of models that are being loaded may be smaller than reserved, and they
-    /// may be unloaded afterwards, once the requests that waited for them have found them. What is needed may change too, since models of the same backend are measured meanwhile.
+    /// may be unloaded afterwards, once the requests that waited for them have found them. What is needed may change too, since
+    /// models of the same backend are measured meanwhile.
     async fn make_room(
         self: &Arc<Self>,
         name: &str,

@@ -23,7 +23,7 @@ use pharos_os::clock;
 /// The longest time between two looks for models without use.
 const LONGEST_LOOK: Duration = Duration::from_secs(5);
 
-/// How long a loaded model stays at least if the requests that waited for it do not come.
+/// The longest time that a loaded model is kept for the requests that waited for it.
 const LONGEST_ARRIVAL: Duration = Duration::from_secs(1);
 
 /// The time between two measurements of the memory that models use.
@@ -77,13 +77,10 @@ impl Loader {
         let mut outcome = model.join(|sender| {
             let (loader, name, model) = (self.clone(), name.to_owned(), model.clone());
             self.runtime.spawn(async move {
-                let (outcome, awaited) = match loader.load_on_demand(&name, &model).await {
-                    Ok(awaited) => (Ok(()), Some(awaited)),
-                    Err(error) => (Err(error), None),
-                };
-                sender.send_replace(Some(outcome));
+                let loaded = loader.load_on_demand(&name, &model).await;
+                sender.send_replace(Some(loaded.as_ref().map(|_| ()).map_err(Clone::clone)));
                 model.forget_load();
-                if awaited.is_some() {
+                if loaded.is_ok() {
                     let _ = clock::timeout(LONGEST_ARRIVAL, sender.closed()).await;
                 }
             });
