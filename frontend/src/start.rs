@@ -294,6 +294,7 @@ async fn end(options: &Options, engine: &Engine, ends: &mut Ends, phase: &watch:
     if !delay.is_zero() {
         tracing::info!("exiting: no longer ready, serving for {} s more", delay.as_secs());
         engine.leave();
+        phase.send_replace(Phase::Leaving);
         tokio::select! {
             () = tokio::time::sleep(delay) => {}
             () = ends.next() => engine.abort_drain(),

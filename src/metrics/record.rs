@@ -79,6 +79,14 @@ pub fn inference_done(series: &ModelSeries, timeline: &Timeline, batch_size: u64
     series.objectives.succeeded(timeline.request_ns());
 }
 
+/// Counts a request that succeeded after its client had left, like [`inference_done`]; for the objectives of the model it is
+/// cancelled.
+pub fn inference_abandoned(series: &ModelSeries, timeline: &Timeline, batch_size: u64) {
+    let series = series.current();
+    warmup_done(&series, timeline, batch_size);
+    series.objectives.failed(Fault::Abandoned, timeline.request_ns());
+}
+
 /// Counts a successful warm-up request, as Triton does: like a request of a client, but not for the objectives of the model.
 pub fn warmup_done(series: &ModelSeries, timeline: &Timeline, batch_size: u64) {
     let series = series.current();

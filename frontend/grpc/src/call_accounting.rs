@@ -11,7 +11,7 @@ use http::{Request, Response};
 use pharos::access::Restrictions;
 use pharos::error::{InferError, Reason};
 use pharos::infer::{InferRequest, Parameter};
-use pharos::service::{EXITING_TEXT, Route, Service};
+use pharos::service::{EXITING_TEXT, Protocol, Route, Service};
 use pharos::timeline::Instant;
 use tonic::body::Body;
 use tonic::{Code, Status};
@@ -20,7 +20,8 @@ use super::trace;
 use pharos_listener::access::routes::of_grpc;
 use pharos_listener::access::{Access, DeniedAnswer, Forward, GRPC_PREFIX, Guard};
 use pharos_listener::answering::{Account, Calls};
-use pharos_listener::{load_report, request_log};
+use pharos_listener::load_report;
+use pharos_listener::request_log::Logged;
 
 /// The shared state of a call, through which its handler reports the outcome. Stored in the request's extensions.
 #[derive(Clone)]
@@ -182,7 +183,7 @@ where
         let is_reported = load_report::requested(route, request.headers()).is_some();
         let account = CallAccount { received: self.service.now(), is_reported, ending: Arc::default() };
         request.extensions_mut().insert(account.clone());
-        let logged = request_log::is_enabled().then(|| (request.uri().path().to_owned(), self.service.clone()));
+        let logged = Logged::new(Protocol::Grpc, || request.uri().path().to_owned());
         let count = Account::new(Calls(self.service.clone()), route);
         let refused = self.refusal(route, &account, &request);
         let refused = refused.or_else(|| self.forward_headers(route, &account, &mut request));
@@ -196,8 +197,8 @@ where
             let code = code_of(&response);
             account.end(count, code);
             let response = trace::sent(response);
-            if let Some((path, service)) = logged {
-                request_log::answered("grpc", &path, code as u16, service.now().ns_since(account.received));
+            if let Some(logged) = logged {
+                logged.answered(code as u16);
             }
             Ok(match reported {
                 Some(service) => account.report_load(response, service),

@@ -34,7 +34,6 @@ use pharos::access::Restrictions;
 use pharos::metrics::labels::Listener;
 use pharos::service::{Route, Service};
 use tokio::net::TcpListener;
-use tonic::Status;
 use tonic::body::Body;
 use tonic::codec::CompressionEncoding;
 use tonic::service::Routes;
@@ -50,9 +49,8 @@ use pharos_listener as listener;
 use pharos_listener::PhaseReceiver;
 use pharos_listener::access::routes::of_grpc;
 use pharos_listener::access::{Access, Forward};
-use pharos_listener::body_timeout::{BodyLimits, LimitedBody};
 use pharos_listener::receiving::Budget;
-use pharos_listener::receiving::grpc::{Limits, MAX_MESSAGE, bounds_of, received};
+use pharos_listener::receiving::grpc::{Limits, MAX_MESSAGE, MessageTimeout, bounds_of, received};
 use pharos_listener::response_timing::ResponseTiming;
 
 /// The generated messages and the service of package `inference`.
@@ -194,15 +192,10 @@ where
             return Box::pin(std::future::ready(Ok(response)));
         }
         let route = of_grpc(request.uri().path());
-        // A stream may be idle for any time between requests.
         let is_stream = matches!(route, Route::StreamInfer | Route::Reflection);
-        let idle_timeout = if is_stream { Duration::ZERO } else { self.body_timeout };
-        let body_limits = BodyLimits { idle_timeout, chunked: false };
-        let request = request.map(|body| {
-            LimitedBody::new(body, body_limits, |fault| Box::new(Status::invalid_argument(fault.to_string())))
-        });
+        let timeout = MessageTimeout { idle: self.body_timeout, is_stream };
         let (budget, limits) = bounds_of(route, (&self.budget, self.limits));
-        let request = received(request, (&budget, limits));
+        let request = received(request, (&budget, limits), timeout);
         if !request.uri().path().starts_with("/inference.GRPCInferenceService/") {
             let others = self.others.clone().call(request.map(Body::new));
             return Box::pin(others);

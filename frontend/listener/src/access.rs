@@ -2,7 +2,7 @@
 
 pub mod routes;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use http::HeaderMap;
@@ -13,6 +13,12 @@ use pharos::error::Reason;
 use pharos::metrics::labels::Route;
 use regex::bytes::Regex;
 use routes::{Class, class};
+
+/// The flag of the tokens for inference.
+const INFERENCE: &str = "--inference-token-file";
+
+/// The flag of the tokens for management.
+const MANAGEMENT: &str = "--management-token-file";
 
 /// The maximum size of a token file.
 const MAX_FILE: u64 = 1 << 20;
@@ -32,8 +38,10 @@ impl Access {
     /// # Errors
     /// A file cannot be used.
     pub fn new(inference: Option<PathBuf>, management: Option<PathBuf>) -> Result<Self, String> {
-        let read_file = |path: &Option<PathBuf>| path.as_ref().map(read).transpose();
-        let keyring = Keyring { inference: read_file(&inference)?, management: read_file(&management)? };
+        let keyring = Keyring {
+            inference: read(INFERENCE, inference.as_deref())?,
+            management: read(MANAGEMENT, management.as_deref())?,
+        };
         let given = inference.is_some() || management.is_some();
         Ok(Self { keyring: given.then(|| Arc::new(RwLock::new(keyring))), inference, management })
     }
@@ -53,7 +61,7 @@ impl Access {
     /// # Errors
     /// As [`Access::new`]; nothing changes then.
     pub fn reload_inference(&self) -> Result<usize, String> {
-        let tokens = self.inference.as_ref().map(read).transpose()?;
+        let tokens = read(INFERENCE, self.inference.as_deref())?;
         Ok(self.replace(tokens, |keyring| &mut keyring.inference))
     }
 
@@ -62,7 +70,7 @@ impl Access {
     /// # Errors
     /// As [`Access::new`]; nothing changes then.
     pub fn reload_management(&self) -> Result<usize, String> {
-        let tokens = self.management.as_ref().map(read).transpose()?;
+        let tokens = read(MANAGEMENT, self.management.as_deref())?;
         Ok(self.replace(tokens, |keyring| &mut keyring.management))
     }
 
@@ -216,17 +224,20 @@ impl Guard<'_> {
     }
 }
 
-fn read(path: &PathBuf) -> Result<Tokens, String> {
+/// Reads the token file of a flag, if one is given.
+fn read(flag: &str, path: Option<&Path>) -> Result<Option<Tokens>, String> {
     use std::io::Read;
+    let Some(path) = path else { return Ok(None) };
     let mut text = String::new();
-    let unread = |error: std::io::Error| format!("the token file '{}' cannot be read: {error}", path.display());
-    let file = std::fs::File::open(path).map_err(unread)?;
-    file.take(MAX_FILE + 1).read_to_string(&mut text).map_err(unread)?;
+    let file = format!("the token file '{}' ({flag})", path.display());
+    let unread = |error: std::io::Error| format!("{file} cannot be read: {error}");
+    let opened = std::fs::File::open(path).map_err(unread)?;
+    opened.take(MAX_FILE + 1).read_to_string(&mut text).map_err(unread)?;
     if text.len() as u64 > MAX_FILE {
         // The beginning of a token would be accepted as a token.
-        return Err(format!("the token file '{}' is larger than {MAX_FILE} bytes", path.display()));
+        return Err(format!("{file} is larger than {MAX_FILE} bytes"));
     }
-    Tokens::parse(&text).map_err(|reason| format!("the token file '{}' cannot be used: {reason}", path.display()))
+    Tokens::parse(&text).map(Some).map_err(|reason| format!("{file} cannot be used: {reason}"))
 }
 
 /// Selects the headers to forward as request parameters (`--http-header-forward-pattern`, `--grpc-header-forward-pattern`).
@@ -302,7 +313,7 @@ mod tests {
         let most = usize::try_from(MAX_FILE).unwrap();
         for (comment, accepted) in [(most - "\nsecret".len(), true), (most - "\nsec".len(), false)] {
             std::fs::write(&path, format!("{}\nsecret", "#".repeat(comment))).unwrap();
-            let read = read(&path);
+            let read = read(INFERENCE, Some(&path));
             std::fs::remove_file(&path).unwrap();
             assert_eq!(read.is_ok(), accepted, "{read:?}");
         }

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 
-use tokio::net::{TcpListener, TcpSocket};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 /// The maximum number of completed connections that wait to be accepted.
 const BACKLOG: u32 = 4096;
@@ -15,6 +15,18 @@ const BACKLOG: u32 = 4096;
 /// The address is in use, or not one of this machine.
 pub fn bind(address: SocketAddr, shared: bool) -> io::Result<TcpListener> {
     bound(address, shared)?.listen(BACKLOG)
+}
+
+/// Returns the connections that wait to be accepted, and closes the listener after them.
+pub(crate) fn accept_waiting(listener: TcpListener) -> impl Iterator<Item = TcpStream> {
+    let listener = listener.into_std();
+    // An error says that no connection waits, or that the system cannot accept one now.
+    let accept = move || listener.as_ref().ok()?.accept().ok();
+    let streams = std::iter::from_fn(accept).take(BACKLOG as usize);
+    streams.filter_map(|(stream, _)| {
+        let accepted = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream));
+        accepted.inspect_err(|error| tracing::debug!(%error, "connection lost before it was served")).ok()
+    })
 }
 
 /// Checks that an address can be bound, without accepting connections.

@@ -65,13 +65,11 @@ pub struct BodyLimits {
     pub chunked: bool,
 }
 
-/// A body with limits. After an error, reading continues with the next data.
-pub struct LimitedBody<B> {
-    body: B,
-    limits: BodyLimits,
-    /// Converts a fault to the body's error.
-    to_error: fn(Fault) -> BoxError,
-    chunks: u32,
+/// Limits the time of waiting for data, and the average rate.
+#[derive(Debug)]
+pub(crate) struct Pace {
+    /// The maximum time without data; zero for no limit.
+    idle_timeout: Duration,
     received: u64,
     /// The time of the first wait for data.
     began: Option<Instant>,
@@ -79,29 +77,32 @@ pub struct LimitedBody<B> {
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl<B> LimitedBody<B> {
-    /// Applies the limits to `body`; `to_error` converts faults to errors.
-    pub fn new(body: B, limits: BodyLimits, to_error: fn(Fault) -> BoxError) -> Self {
-        Self { body, limits, to_error, chunks: 0, received: 0, began: None, timer: None }
+impl Pace {
+    pub(crate) fn new(idle_timeout: Duration) -> Self {
+        Self { idle_timeout, received: 0, began: None, timer: None }
     }
 
     /// Records received data.
-    fn receive(&mut self, length: usize) -> Result<(), Fault> {
+    pub(crate) fn receive(&mut self, length: usize) {
         self.timer = None;
         self.received += length as u64;
-        if self.limits.chunked && (1..SMALL).contains(&length) {
-            self.chunks += 1;
-            if self.chunks > MAX_CHUNKS {
-                self.limits.chunked = false;
-                return Err(Fault::TooManyChunks);
-            }
-        }
-        Ok(())
+    }
+
+    /// Forgets the data and the waits so far.
+    pub(crate) fn restart(&mut self) {
+        *self = Self::new(self.idle_timeout);
+    }
+
+    /// Sets the first wait to this time ago.
+    #[cfg(test)]
+    pub(crate) fn set_waiting_for(&mut self, time: Duration) {
+        let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        (self.began, self.timer) = (Some(Instant(clock::now().0 - nanoseconds)), None);
     }
 
     /// Waits for data; ready if a limit is exceeded.
-    fn wait(&mut self, cx: &mut Context<'_>) -> Poll<Fault> {
-        let timeout = self.limits.idle_timeout;
+    pub(crate) fn wait(&mut self, cx: &mut Context<'_>) -> Poll<Fault> {
+        let timeout = self.idle_timeout;
         if timeout.is_zero() {
             return Poll::Pending;
         }
@@ -124,6 +125,36 @@ impl<B> LimitedBody<B> {
     }
 }
 
+/// A body with limits. After an error, reading continues with the next data.
+pub struct LimitedBody<B> {
+    body: B,
+    limits: BodyLimits,
+    /// Converts a fault to the body's error.
+    to_error: fn(Fault) -> BoxError,
+    chunks: u32,
+    pace: Pace,
+}
+
+impl<B> LimitedBody<B> {
+    /// Applies the limits to `body`; `to_error` converts faults to errors.
+    pub fn new(body: B, limits: BodyLimits, to_error: fn(Fault) -> BoxError) -> Self {
+        Self { body, limits, to_error, chunks: 0, pace: Pace::new(limits.idle_timeout) }
+    }
+
+    /// Records received data.
+    fn receive(&mut self, length: usize) -> Result<(), Fault> {
+        self.pace.receive(length);
+        if self.limits.chunked && (1..SMALL).contains(&length) {
+            self.chunks += 1;
+            if self.chunks > MAX_CHUNKS {
+                self.limits.chunked = false;
+                return Err(Fault::TooManyChunks);
+            }
+        }
+        Ok(())
+    }
+}
+
 impl<B> http_body::Body for LimitedBody<B>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
@@ -141,7 +172,7 @@ where
             }
             Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(error.into()))),
             Poll::Ready(None) => Poll::Ready(None),
-            Poll::Pending => self.wait(cx).map(|fault| Some(Err(to_error(fault)))),
+            Poll::Pending => self.pace.wait(cx).map(|fault| Some(Err(to_error(fault)))),
         }
     }
 
@@ -222,15 +253,12 @@ mod tests {
 
     #[tokio::test]
     async fn a_slow_body_fails() {
-        let limits = BodyLimits { idle_timeout: Duration::from_secs(5), chunked: false };
-        let mut body = LimitedBody::new(Pieces([None].into()), limits, |fault| Box::new(fault));
-        body.received = 240 * 10;
-        let now = clock::now();
-        body.began = Some(Instant(now.0 - 14_000_000_000));
+        let mut pace = Pace::new(Duration::from_secs(5));
+        pace.receive(240 * 10);
+        pace.set_waiting_for(Duration::from_secs(14));
         let mut cx = Context::from_waker(std::task::Waker::noop());
-        assert!(body.wait(&mut cx).is_pending(), "14 s for bytes of 10 s, with a timeout of 5 s");
-        body.timer = None;
-        body.began = Some(Instant(now.0 - 16_000_000_000));
-        assert!(matches!(body.wait(&mut cx), Poll::Ready(Fault::TooSlow(2400, _))));
+        assert!(pace.wait(&mut cx).is_pending(), "14 s for bytes of 10 s, with a timeout of 5 s");
+        pace.set_waiting_for(Duration::from_secs(16));
+        assert!(matches!(pace.wait(&mut cx), Poll::Ready(Fault::TooSlow(2400, _))));
     }
 }

@@ -11,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_TYPE, TRANSFER_ENCODING};
 use http::{HeaderMap, Request, StatusCode};
+use pharos::service::Protocol;
 
 use crate::body_timeout::{BodyLimits, BoxError, LimitedBody};
 use crate::request_log::Logged;
@@ -76,22 +77,23 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let logged = Logged::new(&request);
+        let log = || Logged::new(Protocol::Http, || format!("{} {}", request.method(), request.uri()));
         let Ok(chunked) = is_chunked(request.headers()) else {
             let response = unsupported_transfer_coding();
-            if let Some(logged) = logged {
-                logged.answered(response.status());
+            if let Some(logged) = log() {
+                logged.answered(response.status().as_u16());
             }
             return Box::pin(std::future::ready(Ok(response)));
         };
+        let logged = if self.handler_logs { None } else { log() };
         let limits = BodyLimits { idle_timeout: self.body_timeout, chunked };
         let request = request.map(|body| Body::new(LimitedBody::new(body, limits, |fault| Box::new(fault))));
         let answer = self.handler.clone().handle(request);
-        match logged.filter(|_| !self.handler_logs) {
+        match logged {
             None => Box::pin(answer),
             Some(logged) => Box::pin(async move {
                 let response = answer.await?;
-                logged.answered(response.status());
+                logged.answered(response.status().as_u16());
                 Ok(response)
             }),
         }

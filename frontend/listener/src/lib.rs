@@ -100,8 +100,11 @@ impl HttpVersions {
 pub enum Phase {
     /// The server is not shutting down.
     Serving,
+    /// The server still answers all requests. A listener that shares its port is closed, so that the other servers get the new
+    /// connections, and its open connections are shut down as in `Draining`.
+    Leaving,
     /// Requests are refused unless they continue running work. Responses ask clients to close the connection (HTTP/1), or
-    /// connections are shut down gracefully (HTTP/2). New connections are still accepted.
+    /// connections are shut down gracefully (HTTP/2). New connections are still accepted, unless the port is shared.
     Draining,
     /// All work is done: no connections are accepted, and idle ones are closed.
     Stopping,
@@ -170,13 +173,23 @@ pub struct Settings {
     pub adds_peer: bool,
     /// The event loops that serve the connections.
     pub event_loops: EventLoops,
+    /// Whether other servers may listen on the same port (see [`bind()`]).
+    pub shares_port: bool,
 }
 
 impl Settings {
     /// Clear text, with the default limits.
     pub fn new(listener: Listener) -> Self {
         let event_loops = EventLoops::default();
-        Self { listener, limits: Limits::default(), tls: None, cache: None, adds_peer: false, event_loops }
+        Self {
+            listener,
+            limits: Limits::default(),
+            tls: None,
+            cache: None,
+            adds_peer: false,
+            event_loops,
+            shares_port: false,
+        }
     }
 }
 
@@ -208,29 +221,48 @@ pub async fn serve<S, B>(
 {
     let shared = Arc::new(Shared::new(settings));
     let (alive, mut all_closed) = mpsc::channel::<Infallible>(1);
-    while *phases.borrow_and_update() != Phase::Stopping {
-        let stream = tokio::select! {
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => stream,
-                Err(error) => {
-                    pause(&error).await;
-                    continue;
-                }
-            },
-            changed = phases.changed() => {
-                shared.watch.set_phase(*phases.borrow());
-                if changed.is_err() {
-                    break;
-                }
-                continue;
-            }
-        };
-        shared.accept(stream, service.clone(), refused.clone(), alive.clone());
+    let mut listener = Some(listener);
+    loop {
+        let phase = *phases.borrow_and_update();
+        if phase == Phase::Stopping {
+            break;
+        }
+        let waiting = listener.take_if(|_| phase != Phase::Serving && shared.settings.shares_port);
+        for stream in waiting.into_iter().flat_map(bind::accept_waiting) {
+            shared.accept(stream, service.clone(), refused.clone(), alive.clone());
+        }
+        shared.watch.set_phase(if phase == Phase::Leaving && listener.is_none() { Phase::Draining } else { phase });
+        while let Some(stream) = next(listener.as_ref(), &mut phases).await {
+            shared.accept(stream, service.clone(), refused.clone(), alive.clone());
+        }
+        if phases.has_changed().is_err() {
+            break;
+        }
     }
     drop((listener, alive));
     shared.watch.set_phase(Phase::Stopping);
     // Ends when the last connection has dropped its sender.
     let _ = all_closed.recv().await;
+}
+
+/// Returns the next connection; `None` if the phase changes first.
+async fn next(listener: Option<&TcpListener>, phases: &mut PhaseReceiver) -> Option<TcpStream> {
+    loop {
+        let accepted = async {
+            match listener {
+                Some(listener) => listener.accept().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            accepted = accepted => match accepted {
+                Ok((stream, _)) => return Some(stream),
+                Err(error) => pause(&error).await,
+            },
+            // An error means that the sender was dropped, so the server ends.
+            _ = phases.changed() => return None,
+        }
+    }
 }
 
 impl Shared {

@@ -165,13 +165,14 @@ impl Watch {
     /// idle HTTP/1 connection may lose a request in transit, so responses ask the client to close it, and the server closes
     /// it in [`Phase::Stopping`].
     pub(super) fn set_phase(&self, phase: Phase) {
-        for (activity, _) in self.0.open().iter().filter(|_| phase != Phase::Serving) {
+        let draining = matches!(phase, Phase::Draining | Phase::Stopping);
+        for (activity, _) in self.0.open().iter().filter(|_| draining) {
             activity.closing.store(true, Ordering::Relaxed);
             if phase == Phase::Stopping || activity.is_http2() {
                 activity.shut_down();
             }
         }
-        self.0.draining.store(phase != Phase::Serving, Ordering::Relaxed);
+        self.0.draining.store(draining, Ordering::Relaxed);
     }
 }
 

@@ -108,7 +108,8 @@ impl Listeners<'_> {
         let wanted = (options.http.address, options.http.port, clients.reuse_port);
         let listener = bind("HTTP", "--http-port", wanted)?;
         let most = clients.max_connections.unwrap_or_else(descriptors::connections);
-        let connections = self.connections(Listener::Http, tls, most);
+        let mut connections = self.connections(Listener::Http, tls, most);
+        connections.shares_port = clients.reuse_port;
         let engine = self.engine_with_uploads(guards, &guards.http);
         Ok(tokio::spawn(http::serve(listener, engine, (settings, connections), self.phases.clone())))
     }
@@ -156,6 +157,7 @@ impl Listeners<'_> {
         let listener = bind("gRPC", "--grpc-port", wanted)?;
         let most = clients.max_connections.unwrap_or_else(descriptors::connections);
         let mut connections = self.connections(Listener::Grpc, tls, most);
+        connections.shares_port = clients.reuse_port;
         let limits = &mut connections.limits;
         limits.ping_interval = clients.keepalive_time;
         limits.ping_timeout = clients.keepalive_timeout;
@@ -183,7 +185,7 @@ impl Listeners<'_> {
         // A scrape takes long and must not delay the requests of an event loop.
         let event_loops = if listener == Listener::Metrics { EventLoops::default() } else { self.event_loops.clone() };
         let cache = Some(self.engine.cache().clone());
-        listener::Settings { listener, limits, tls, cache, adds_peer: false, event_loops }
+        listener::Settings { listener, limits, tls, cache, adds_peer: false, event_loops, shares_port: false }
     }
 
     /// Returns the TLS configuration of a listener, if enabled, and watches its files.

@@ -229,7 +229,7 @@ fn connections<S: Management>(
     let cache = Some(shared.metrics.clone());
     // A scrape takes long and must not delay the requests of an event loop.
     let event_loops = if listener == Listener::Metrics { EventLoops::default() } else { shared.event_loops.clone() };
-    Ok(listener::Settings { listener, limits, tls, cache, adds_peer: true, event_loops })
+    Ok(listener::Settings { listener, limits, tls, cache, adds_peer: true, event_loops, shares_port: false })
 }
 
 fn bind(what: &str, key: &str, wanted: SocketAddr) -> Result<TcpListener, String> {

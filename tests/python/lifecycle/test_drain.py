@@ -298,3 +298,38 @@ def test_a_shared_port(start):
     assert second.process.wait(DEADLINE_S) == 0
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", first.http_port), timeout=DEADLINE_S)
+
+
+def test_a_shared_port_hands_over_without_a_refusal(start, repository):
+    """The server that exits closes its listeners, so that no new connection reaches it; its clients are asked to connect again."""
+    shared = ["--reuse-http-port=true", "--reuse-grpc-port=true"]
+    first = start([], *shared, "--exit-delay-secs=600", "--exit-timeout-secs=600", repository=repository)
+    ports = [f"--http-port={first.http_port}", f"--grpc-port={first.grpc_port}"]
+    body, path = json.dumps(one("FP32", [1, 1], [1])), "/v2/models/identity_fp32/infer"
+    kept = http.client.HTTPConnection("127.0.0.1", first.http_port, timeout=DEADLINE_S)
+    kept.request("GET", "/v2/health/ready")
+    assert kept.getresponse().read() == b'{"ready":true}'
+    with tritonclient.grpc.InferenceServerClient(first.grpc) as client:
+        assert client.is_server_ready()
+        second = start(["identity_fp32"], *shared, *ports, wait=False)
+        eventually("the second is ready", lambda: "ready" in second.log_tail())
+        first.process.send_signal(signal.SIGTERM)
+        eventually("the first leaves", lambda: "no longer ready" in first.log_tail())
+        # The first response after the signal asks the client to close the connection, which is answered as usual.
+        kept.request("POST", path, body)
+        response = kept.getresponse()
+        assert (response.status, response.headers["Connection"]) == (200, "close")
+        assert response.read()
+        for _ in range(40):
+            fresh = http.client.HTTPConnection("127.0.0.1", first.http_port, timeout=DEADLINE_S)
+            fresh.request("GET", "/v2/health/ready")
+            response = fresh.getresponse()
+            assert (response.status, response.read()) == (200, b'{"ready":true}'), "the second server answers"
+            fresh.request("POST", path, body)
+            assert fresh.getresponse().status == 200
+            fresh.close()
+        eventually("the gRPC client reaches the second server", client.is_server_ready)
+    first.process.send_signal(signal.SIGTERM)
+    ends_well(first)
+    second.process.send_signal(signal.SIGTERM)
+    ends_well(second)

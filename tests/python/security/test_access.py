@@ -218,7 +218,7 @@ def test_files_that_cannot_be_used(start, tmp_path, text, words):
     server = start([MODEL], f"--management-token-file={path}", wait=False)
     assert server.process.wait(DEADLINE_S) == 1
     log = server.log_tail()
-    assert [word for word in [f"the token file '{path}'", *words] if word not in log] == [], log
+    assert [word for word in [f"the token file '{path}' (--management-token-file)", *words] if word not in log] == [], log
 
 
 # ---- headers that become parameters -----------------------------------------------------------------------------------

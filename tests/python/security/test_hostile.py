@@ -345,6 +345,32 @@ def streams_without_end(server):
     assert "stalled" in next(iter(ended.values()))["grpc-message"]
 
 
+def begun_messages(server):
+    """Hundreds of streams of requests that begin a message and do not complete it end with the body timeout; a stream that waits
+    between two messages does not."""
+    connection = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))
+    streams = GRPC_HEADERS | {":path": "/inference.GRPCInferenceService/ModelStreamInfer"}
+    waiting, slow = 1, set(range(3, 603, 2))
+    request = pb.ModelInferRequest(model_name="unknown").SerializeToString()
+    with connect(server.grpc_port) as wire:
+        connection.initiate_connection()
+        for stream in [waiting, *sorted(slow)]:
+            connection.send_headers(stream, list(streams.items()))
+            connection.send_data(stream, b"\0" + struct.pack(">I", len(request)) + request)
+        for stream in slow:
+            connection.send_data(stream, b"\0" + struct.pack(">I", 10_000) + b"begun")
+        wire.sendall(connection.data_to_send())
+        ended = {}
+        while slow - ended.keys():
+            for event in connection.receive_data(wire.recv(65536)):
+                if isinstance(event, h2.events.TrailersReceived):
+                    ended[event.stream_id] = dict(event.headers)
+            wire.sendall(connection.data_to_send())
+        assert ended.keys() == slow, "the stream that waits goes on"
+        assert {headers["grpc-status"] for headers in ended.values()} == {"3"}, list(ended.values())[:1]
+        assert "stalled" in ended[3]["grpc-message"]
+
+
 def shut_windows(server):
     """Clients that grant no window for their answers are disconnected after `--client-write-timeout-secs`, even if the connection
     is otherwise active."""
@@ -389,7 +415,8 @@ def shut_windows(server):
 
 ATTACKS = [
     endless_body, chunked_body_over_the_limit, oversized_body, truncated_bodies, slow_bodies, many_chunks, endless_heads, slow_heads, half_open,
-    unread_answers, garbage, rapid_reset, continuation_flood, header_bomb, cheap_frames, streams_without_end, shut_windows,
+    unread_answers, garbage, rapid_reset, continuation_flood, header_bomb, cheap_frames, streams_without_end, begun_messages,
+    shut_windows,
 ]  # fmt: skip
 
 

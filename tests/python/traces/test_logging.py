@@ -1,10 +1,12 @@
 """The logging extension, the formats of log lines, the log file, and request log lines."""
 
+import http.client
 import json
 import re
 import signal
 
 import grpc
+import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
@@ -14,7 +16,9 @@ from tritonclient.utils import InferenceServerException
 from harness.inference import one
 from harness.models import copy_models
 from harness.ports import free_ports
+from harness.processes import held
 from harness.server import EXAMPLES
+from harness.statistics import until_received
 from harness.waiting import DEADLINE_S, eventually
 from protocol import cloud
 
@@ -125,6 +129,27 @@ def test_a_line_for_each_request(start, form, pattern):
     else:
         assert re.fullmatch(pattern, answered[0]), answered
         assert "request=GET /v2/none status=404 ms=" in answered[1]
+
+
+def test_requests_of_clients_that_disconnect_are_logged(start):
+    """Without a status, because none was sent."""
+    server = start(["identity_fp32"], "--log-access")
+    tensor = tritonclient.grpc.InferInput("INPUT0", [1, 1], "FP32")
+    tensor.set_data_from_numpy(np.ones((1, 1), np.float32))
+    with tritonclient.grpc.InferenceServerClient(server.grpc) as client, held(server, "identity_fp32"):
+        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=DEADLINE_S)
+        connection.request("POST", "/v2/models/identity_fp32/infer", json.dumps(one("FP32", [1, 1], [1])))
+        until_received(server, "identity_fp32", 1)
+        connection.close()
+        call = client.async_infer("identity_fp32", [tensor], lambda *_, **__: None)
+        until_received(server, "identity_fp32", 2)
+        call.cancel()
+        for request in (
+            "protocol=http request=POST /v2/models/identity_fp32/infer",
+            "protocol=grpc request=/inference.GRPCInferenceService/ModelInfer",
+        ):
+            pattern = rf" INFO cancelled {request} ms=\d+\.\d{{3}}$"
+            eventually(request, lambda pattern=pattern: re.search(pattern, server.log.read_text(), re.MULTILINE))
 
 
 def test_requests_on_every_listener_are_logged(start, tmp_path):

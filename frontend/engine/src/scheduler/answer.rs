@@ -26,7 +26,7 @@ impl Driver {
             return self.finish_streams(requests, link, done, now.ns_since(since));
         }
         let parts: Vec<Arc<Part>> = requests.iter().map(|(_, request)| request.part.clone()).collect();
-        let mut answers = self.recorded(&parts, link, done, now);
+        let mut answers = self.recorded((&requests, &parts), link, done, now);
         for ((_, request), answer) in requests.iter_mut().zip(&mut answers) {
             self.store(request.miss.take(), answer);
         }
@@ -64,15 +64,21 @@ impl Driver {
     }
 
     /// Returns one answer for each request, in batch order, after recording the batch except for [`Driver::record_times`].
-    fn recorded(&self, parts: &[Arc<Part>], link: &SharedLink, done: &Done, now: Instant) -> Vec<Answer> {
+    fn recorded(
+        &self,
+        (requests, parts): (&[(RequestId, Request)], &[Arc<Part>]),
+        link: &SharedLink,
+        done: &Done,
+        now: Instant,
+    ) -> Vec<Answer> {
         let batch_size = self.record_batch(parts, done);
         let mut answers = self.answers(parts, link, done);
-        for (part, answer) in parts.iter().zip(&mut answers) {
+        for ((_, Request { part, reply, .. }), answer) in requests.iter().zip(&mut answers) {
             match part.padding {
                 false => {
                     let request = part.request.timeline;
                     let timeline = Timeline { compute: done.stamps, request_end: now, batch_size, ..request };
-                    self.record(part, answer, timeline);
+                    self.record(part, answer, (timeline, reply.is_closed()));
                 }
                 // Padding has no reader and is not counted.
                 true => *answer = Err(InferError::cancelled()),
@@ -142,11 +148,12 @@ impl Driver {
         answers
     }
 
-    /// Records the end of a request that may have had several responses.
-    pub(super) fn record_one(&self, part: &Part, answer: &Answer, timeline: &Timeline) {
+    /// Records the end of a request that may have had several responses, and whether its client had left before.
+    pub(super) fn record_one(&self, part: &Part, answer: &Answer, (timeline, is_abandoned): (&Timeline, bool)) {
+        let done = if is_abandoned { record::inference_abandoned } else { record::inference_done };
         match answer {
             Ok(_) => {
-                record::inference_done(&self.series, timeline, part.checked.batch_size);
+                done(&self.series, timeline, part.checked.batch_size);
                 record::tenant_served(&self.series, part.request.tenant, timeline);
                 record::request_times(&self.series, timeline);
                 if let Some(trace) = part.request.trace {
@@ -163,13 +170,14 @@ impl Driver {
         record::tenant_failed(&self.series, part.request.tenant, error.reason);
     }
 
-    /// Adds the stamps to an answer and records it.
-    fn record(&self, part: &Part, answer: &mut Answer, timeline: Timeline) {
+    /// Adds the stamps to an answer, and records it and whether the client had left before.
+    fn record(&self, part: &Part, answer: &mut Answer, (timeline, is_abandoned): (Timeline, bool)) {
+        let done = if is_abandoned { record::inference_abandoned } else { record::inference_done };
         request_trace::answered(&part.request, answer, Some(&timeline));
         match answer {
             Ok(response) => {
                 response.timeline = timeline;
-                record::inference_done(&self.series, &timeline, part.checked.batch_size);
+                done(&self.series, &timeline, part.checked.batch_size);
                 record::tenant_served(&self.series, part.request.tenant, &timeline);
                 if let Some(trace) = part.request.trace {
                     record::inference_traced(&self.series, &timeline, trace, clock::wall_ms());

@@ -71,7 +71,7 @@ impl Driver {
         request_trace::answered(&part.request, &answer, Some(&timeline));
         self.store(request.miss.take(), &mut answer);
         timeline = answer.as_ref().map_or(timeline, |response| response.timeline);
-        self.record_one(&part, &answer, &timeline);
+        self.record_one(&part, &answer, (&timeline, request.reply.is_closed()));
         self.turn(clock::now(), |state| self.finish(state, id, request, answer));
         link.send_released_if_many();
     }

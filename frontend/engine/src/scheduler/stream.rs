@@ -400,6 +400,11 @@ impl Driver {
     fn pass_on(&self, arrival: Arrival, mut answer: Answer, kind: &Kind, costs_credit: bool) {
         let Arrival { part, sender, flow, number, since } = arrival;
         let &Kind { stamps, last, empty } = kind;
+        let is_abandoned = sender.is_closed();
+        if last && empty && is_abandoned && answer.is_ok() {
+            // It is unknown whether more responses would have followed.
+            answer = Err(InferError::cancelled());
+        }
         let mut timeline = part.request.timeline;
         timeline.compute = stamps;
         timeline.request_end = clock::now();
@@ -429,7 +434,7 @@ impl Driver {
             record::stream_ended(&self.series, &flow.progress);
             match flow.failed.get() {
                 Some(error) => self.record_failed(&part, error, timeline.request_ns()),
-                None => self.record_one(&part, &answer, &timeline),
+                None => self.record_one(&part, &answer, (&timeline, is_abandoned)),
             }
         }
         let item = Item { streamed: Streamed { answer, last, empty }, costs_credit };
@@ -451,9 +456,6 @@ impl Driver {
         for ((_, request), answer) in requests.into_iter().zip(answers) {
             let Reply::Many(mut sink) = request.reply else { continue };
             let empty = answer.is_ok() && (sink.count > 0 || done.outputs.is_empty());
-            // For a disconnected client it is unknown whether more responses would have followed.
-            let given_up = empty && sink.sender.as_ref().is_some_and(mpsc::Sender::is_closed);
-            let answer = if given_up { Err(InferError::cancelled()) } else { answer };
             if let Some(arrival) = sink.book(request.part, done.stamps, true) {
                 let kind = Kind { stamps: done.stamps, last: true, empty };
                 self.pass_on(

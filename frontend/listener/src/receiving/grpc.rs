@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Request};
@@ -24,7 +25,7 @@ use self::messages::{Head, Partial, whole};
 use super::coding::{Format, InflateError, inflate};
 use super::{Budget, Full, Reservation};
 use crate::access::routes::{Class, class};
-use crate::body_timeout::BoxError;
+use crate::body_timeout::{BoxError, Fault, Pace};
 
 /// The maximum sizes of a message, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,10 +78,19 @@ pub fn bounds_of(route: Route, (budget, limits): (&Budget, Limits)) -> (Budget, 
     }
 }
 
+/// The time limit of the messages of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MessageTimeout {
+    /// The maximum time without data; zero for no limit. Data must also arrive at a minimum rate.
+    pub idle: Duration,
+    /// Whether the client may wait for any time before it begins a message.
+    pub is_stream: bool,
+}
+
 /// Wraps the body of a call to bound its messages.
-pub fn received<B>(request: Request<B>, bounds: (&Budget, Limits)) -> Request<Received<B>> {
+pub fn received<B>(request: Request<B>, bounds: (&Budget, Limits), timeout: MessageTimeout) -> Request<Received<B>> {
     let (parts, body) = request.into_parts();
-    let body = Received::new(body, &parts.headers, bounds);
+    let body = Received::new(body, &parts.headers, bounds, timeout);
     Request::from_parts(parts, body)
 }
 
@@ -112,11 +122,18 @@ pub struct Received<B> {
     ready: VecDeque<Bytes>,
     /// A head is not valid. Passes it and the rest to tonic, which reports the error.
     wrong: bool,
+    pace: Pace,
+    is_stream: bool,
 }
 
 impl<B> Received<B> {
     /// Wraps the body of a call with these headers.
-    pub(crate) fn new(body: B, headers: &HeaderMap, (budget, limits): (&Budget, Limits)) -> Self {
+    pub(crate) fn new(
+        body: B,
+        headers: &HeaderMap,
+        (budget, limits): (&Budget, Limits),
+        timeout: MessageTimeout,
+    ) -> Self {
         Self {
             body,
             budget: budget.clone(),
@@ -129,6 +146,8 @@ impl<B> Received<B> {
             inflating: None,
             ready: VecDeque::new(),
             wrong: false,
+            pace: Pace::new(timeout.idle),
+            is_stream: timeout.is_stream,
         }
     }
 
@@ -168,6 +187,9 @@ impl<B> Received<B> {
         }
         self.reservation.grow(self.partial.missing_bytes(self.rest.len())).map_err(full)?;
         let Some((head, message)) = self.partial.take(&mut self.rest) else { return Ok(()) };
+        if self.is_stream {
+            self.pace.restart();
+        }
         match self.format.filter(|_| head.flag == 1) {
             None => {
                 let reservation = std::mem::replace(&mut self.reservation, self.budget.reserve());
@@ -176,6 +198,22 @@ impl<B> Received<B> {
             Some(format) => self.inflating = Some(self.inflate(format, message)),
         }
         Ok(())
+    }
+
+    /// Waits for data; ready if the client is too slow.
+    fn wait(&mut self, cx: &mut Context<'_>) -> Poll<Fault> {
+        if self.is_stream && self.partial.is_empty() {
+            self.pace.restart();
+            return Poll::Pending;
+        }
+        self.pace.wait(cx)
+    }
+
+    /// Drops the data of a message that cannot be received, and returns the error.
+    fn fail(&mut self, status: Status) -> BoxError {
+        (self.rest, self.partial) = (Bytes::new(), Partial::default());
+        self.reservation.release();
+        status.into()
     }
 
     /// Queues a message, in its pieces.
@@ -257,29 +295,34 @@ where
                     Ok((message, reservation)) => {
                         this.give(Head { flag: 0, length: message.len() }, message, reservation);
                     }
-                    Err(status) => return Poll::Ready(Some(Err(status.into()))),
+                    Err(status) => return Poll::Ready(Some(Err(this.fail(status)))),
                 }
                 continue;
             }
             this.given.release();
             if !this.rest.is_empty() {
                 if let Err(status) = this.advance() {
-                    this.rest = Bytes::new();
-                    return Poll::Ready(Some(Err(status.into())));
+                    return Poll::Ready(Some(Err(this.fail(status))));
                 }
                 continue;
             }
-            match ready!(Pin::new(&mut this.body).poll_frame(cx)) {
+            let Poll::Ready(next) = Pin::new(&mut this.body).poll_frame(cx) else {
+                let fault = ready!(this.wait(cx));
+                return Poll::Ready(Some(Err(this.fail(Status::invalid_argument(fault.to_string())))));
+            };
+            match next {
                 Some(Ok(frame)) => match frame.into_data() {
-                    Ok(data) => this.rest = data,
+                    Ok(data) => {
+                        this.pace.receive(data.len());
+                        this.rest = data;
+                    }
                     Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
                 },
                 Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
                 None if this.partial.is_empty() => return Poll::Ready(None),
                 None => {
-                    this.partial = Partial::default();
                     let status = Status::internal("Unexpected EOF decoding stream.");
-                    return Poll::Ready(Some(Err(status.into())));
+                    return Poll::Ready(Some(Err(this.fail(status))));
                 }
             }
         }

@@ -37,6 +37,7 @@ impl http_body::Body for Frames {
     }
 }
 
+const NO_TIMEOUT: MessageTimeout = MessageTimeout { idle: Duration::ZERO, is_stream: false };
 const LIMITS: Limits = Limits { received: 100_000, inflated: 200_000, setting: Some("--x") };
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {
@@ -57,7 +58,7 @@ fn cut(bytes: &[u8], cuts: &[usize]) -> VecDeque<Bytes> {
 fn received(frames: VecDeque<Bytes>, open: bool, budget: &Budget) -> Received<Frames> {
     let mut headers = HeaderMap::new();
     headers.insert("grpc-encoding", HeaderValue::from_static("gzip"));
-    Received::new(Frames { frames, open }, &headers, (budget, LIMITS))
+    Received::new(Frames { frames, open }, &headers, (budget, LIMITS), NO_TIMEOUT)
 }
 
 /// Returns all data, and the final status.
@@ -142,7 +143,67 @@ async fn passes_invalid_heads_to_tonic() {
         }
     }
     let frames = cut(&framed(1, &gzip(b"x")), &[3]);
-    let plain = Received::new(Frames { frames, open: false }, &HeaderMap::new(), (&Budget::default(), LIMITS));
+    let plain =
+        Received::new(Frames { frames, open: false }, &HeaderMap::new(), (&Budget::default(), LIMITS), NO_TIMEOUT);
     let (got, end) = all(plain).await;
     assert!(end.is_ok() && got == framed(1, &gzip(b"x")), "compressed without grpc-encoding");
+}
+
+#[tokio::test]
+async fn a_message_must_not_stall() {
+    let budget = Budget::new(1000);
+    let idle = Duration::from_millis(5);
+    let (whole, begun) = (framed(0, b"whole"), framed(0, &[7; 900])[..800].to_vec());
+    for (sent, is_stream, stalls) in [
+        (&[][..], true, false),
+        (&[][..], false, true),
+        (&begun[..1], true, true),
+        (&begun[..3], false, true),
+        (&begun[..], true, true),
+        (&begun[..], false, true),
+        (&whole[..], true, false),
+        (&[&whole[..], &begun].concat()[..], true, true),
+    ] {
+        let frames = sent.chunks(300).map(Bytes::copy_from_slice).collect();
+        let timeout = MessageTimeout { idle, is_stream };
+        let body = Received::new(Frames { frames, open: true }, &HeaderMap::new(), (&budget, LIMITS), timeout);
+        let mut body = std::pin::pin!(body);
+        let next = async {
+            loop {
+                match std::future::poll_fn(|cx| body.as_mut().poll_frame(cx)).await.unwrap() {
+                    Ok(_) => {}
+                    Err(error) => return *error.downcast::<Status>().unwrap(),
+                }
+            }
+        };
+        let failed = tokio::time::timeout(Duration::from_millis(100), next).await.ok();
+        assert_eq!(failed.is_some(), stalls, "{} bytes, stream: {is_stream}", sent.len());
+        if let Some(status) = failed {
+            assert!(
+                status.code() == Code::InvalidArgument && status.message().contains("stalled for 0.005 s"),
+                "{status}"
+            );
+            assert!(budget.reserve().grow(1000).is_ok(), "the memory of the message was released");
+        }
+    }
+}
+
+#[tokio::test]
+async fn each_message_of_a_stream_has_its_own_time() {
+    let message = framed(0, &[7; 900]);
+    for (is_stream, fails) in [(true, false), (false, true)] {
+        let timeout = MessageTimeout { idle: Duration::from_secs(60), is_stream };
+        let frames = cut(&[&message[..], &message[..800]].concat(), &[600]);
+        let bounds = (&Budget::default(), LIMITS);
+        let mut body = Received::new(Frames { frames, open: true }, &HeaderMap::new(), bounds, timeout);
+        body.rest = body.body.frames.pop_front().unwrap();
+        body.advance().unwrap();
+        body.pace.set_waiting_for(Duration::from_secs(70));
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        let mut first = 0;
+        while first < message.len() {
+            first += body.frame().await.unwrap().unwrap().into_data().unwrap().len();
+        }
+        assert_eq!(Pin::new(&mut body).poll_frame(&mut cx).is_ready(), fails, "stream: {is_stream}");
+    }
 }

@@ -32,8 +32,7 @@ use super::token::{FAILED, Purpose};
 use pharos_listener::access::DeniedAnswer;
 use pharos_listener::access::routes::class;
 use pharos_listener::answering::{Account, Calls};
-use pharos_listener::body_timeout::{BodyLimits, LimitedBody};
-use pharos_listener::receiving::grpc::{Limits, bounds_of, received as bounded};
+use pharos_listener::receiving::grpc::{Limits, MessageTimeout, bounds_of, received as bounded};
 use pharos_listener::{Peer, RequestBody};
 use pharos_listener::{load_report, request_log, routing};
 use pharos_os::clock;
@@ -178,7 +177,7 @@ impl<S: Management, D: KserveGrpc> tower::Service<Request<RequestBody>> for Port
         let is_own = routes::is_own(&path);
         let route = routes::of_path(&path);
         let (budget, limits) = bounds_of(route, (&shared.budget, limits(&shared.settings)));
-        let bounds = (&budget, limits);
+        let (bounds, timeout) = ((&budget, limits), message_timeout(&path, BODY_TIMEOUT));
         let denied = self.denied(route, &request);
         let refused = denied.as_ref().map(|(_, reason)| *reason);
         // The v2 protocol's edge counts its answers itself.
@@ -186,8 +185,8 @@ impl<S: Management, D: KserveGrpc> tower::Service<Request<RequestBody>> for Port
         let count = (is_own || refused.is_some()).then(|| Account::new(Calls(shared.service.clone()), route));
         let answer: Answering = match (denied, &mut self.services) {
             (Some((status, _)), _) => Box::pin(std::future::ready(Ok(status.into_http()))),
-            (None, Services::Inference(both)) if is_own => both.0.call(bounded(timed(request, BODY_TIMEOUT), bounds)),
-            (None, Services::Management(own)) => Box::pin(own.call(bounded(timed(request, BODY_TIMEOUT), bounds))),
+            (None, Services::Inference(both)) if is_own => both.0.call(bounded(request, bounds, timeout)),
+            (None, Services::Management(own)) => Box::pin(own.call(bounded(request, bounds, timeout))),
             (None, Services::Inference(both)) => {
                 let others = &mut both.1;
                 if let Some(standard) = routes::standard(request.uri()) {
@@ -214,11 +213,9 @@ impl<S: Management, D: KserveGrpc> tower::Service<Request<RequestBody>> for Port
     }
 }
 
-/// Limits how long the message of a call may stall. A stream of requests may be idle for any time.
-fn timed<B>(request: Request<B>, timeout: Duration) -> Request<LimitedBody<B>> {
-    let idle_timeout = if routes::has_many_messages(request.uri().path()) { Duration::ZERO } else { timeout };
-    let limits = BodyLimits { idle_timeout, chunked: false };
-    request.map(|body| LimitedBody::new(body, limits, |fault| Box::new(Status::invalid_argument(fault.to_string()))))
+/// Returns the time limit of the messages of a call.
+fn message_timeout(path: &str, idle: Duration) -> MessageTimeout {
+    MessageTimeout { idle, is_stream: routes::has_many_messages(path) }
 }
 
 impl<S: Management, D> Port<S, D> {
@@ -271,6 +268,7 @@ fn log((peer, path): (Option<SocketAddr>, &str), code: Code, received: Instant) 
 mod tests {
     use bytes::Bytes;
     use http_body::{Body, Frame};
+    use pharos_listener::receiving::Budget;
 
     use super::*;
 
@@ -296,7 +294,8 @@ mod tests {
             ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", false),
         ] {
             let request = Request::builder().uri(path).body(Stalled).unwrap();
-            let mut body = timed(request, Duration::from_millis(5)).into_body();
+            let timeout = message_timeout(path, Duration::from_millis(5));
+            let mut body = bounded(request, (&Budget::default(), Limits::default()), timeout).into_body();
             let frame = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx));
             let failed = tokio::time::timeout(Duration::from_millis(50), frame).await;
             assert_eq!(failed.is_ok_and(|frame| frame.unwrap().is_err()), stalls, "{path}");
