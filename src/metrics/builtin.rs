@@ -5,8 +5,9 @@
 //! name. Several rows may show one cell: `nv_*` in whole microseconds, `ts_*` in microseconds with fractions.
 
 use super::counts::ModelCount::{
-    CacheHitNs, CacheHits, CacheMissNs, CacheMisses, ComputeInferNs, ComputeInputNs, ComputeOutputNs, ExecutionCount,
-    InferenceCount, LoadNs, OutputMismatches, QueueNs, Requests, Restarts, SamplesDropped, SuccessCount, SuccessNs,
+    CacheHitNs, CacheHits, CacheMissNs, CacheMisses, ClientNs, ClientQueueNs, ComputeInferNs, ComputeInputNs,
+    ComputeOutputNs, ExecutionCount, InferenceCount, LoadNs, OutputMismatches, QueueNs, Requests, Restarts,
+    SamplesDropped, SuccessCount, SuccessNs,
 };
 use super::kind::Kind;
 use super::source::LabelSet::{Alias, Full, Tagged, Triton};
@@ -111,8 +112,8 @@ builtins! {
     CacheHitSummary = "nv_cache_hit_summary_per_model" Summary ["model", "version"] triton(CacheQuantiles(Lookup::Hit)), Microseconds;
     CacheMissSummary = "nv_cache_miss_summary_per_model" Summary ["model", "version"] triton(CacheQuantiles(Lookup::Miss)), Microseconds;
     TsRequests = "ts_inference_requests_total" Counter ["model_name", "model_version", "hostname"] by_alias(Count(Requests, One));
-    TsLatency = "ts_inference_latency_microseconds" Counter ["model_name", "model_version", "hostname"] by_alias(Count(SuccessNs, FractionalMicros));
-    TsQueueLatency = "ts_queue_latency_microseconds" Counter ["model_name", "model_version", "hostname"] by_alias(Count(QueueNs, FractionalMicros));
+    TsLatency = "ts_inference_latency_microseconds" Counter ["model_name", "model_version", "hostname"] by_alias(Count(ClientNs, FractionalMicros));
+    TsQueueLatency = "ts_queue_latency_microseconds" Counter ["model_name", "model_version", "hostname"] by_alias(Count(ClientQueueNs, FractionalMicros));
     Requests2xx = "Requests2XX" Counter ["Level", "Hostname"] Source::HttpClass(HttpClass::Success);
     Requests4xx = "Requests4XX" Counter ["Level", "Hostname"] Source::HttpClass(HttpClass::ClientError);
     Requests5xx = "Requests5XX" Counter ["Level", "Hostname"] Source::HttpClass(HttpClass::Other);

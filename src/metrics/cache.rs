@@ -225,6 +225,7 @@ impl Cache {
             replaced.inspect(|replaced| series.replace(replaced))
         };
         if let Some(replaced) = replaced {
+            self.continue_owned(series, &replaced);
             self.depart(&replaced);
         }
         // The definition may have changed since the series were created. Locked, so that it does not change meanwhile.
@@ -497,6 +498,23 @@ model_metrics:
     fn definition(name: &str, kind: Kind, labels: &[(&str, &str)]) -> Definition {
         let labels = labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         Definition { name: name.to_owned(), kind: Some(kind), unit: "ms".to_owned(), labels }
+    }
+
+    #[test]
+    fn a_gauge_that_is_created_before_its_first_value_is_not_shown_with_0() {
+        let cache = Arc::new(cache());
+        let (waited, level) =
+            (cache.gauge("QueueTime", &["Host", "h"]).unwrap(), cache.gauge("Level", &["h"]).unwrap());
+        let shown = |name: &str| {
+            let text = render(&cache, Format::Text);
+            text.lines().find_map(|line| line.strip_prefix(name)?.split_once("} ")).map(|(_, value)| value.to_owned())
+        };
+        assert_eq!((shown("QueueTime{"), shown("Level{").as_deref()), (None, Some("0")));
+        for value in [f64::NAN, 0.0] {
+            waited.add_or_update(value).unwrap();
+            level.add_or_update(f64::from_bits(f64::NAN.to_bits() | 1)).unwrap();
+            assert_eq!((shown("QueueTime{"), shown("Level{").as_deref()), (Some(value.to_string()), Some("NaN")));
+        }
     }
 
     #[test]

@@ -154,6 +154,12 @@ impl MetricSpec {
         pairs.filter(|(_, value)| !self.extensible || !value.is_empty())
     }
 
+    /// Returns whether it is a gauge whose series is created before it is measured, and shown from then on.
+    pub(super) fn begins_without_value(&self) -> bool {
+        let of_worker = self.section == Section::Model && RECORDED_BY_WORKER.contains(&self.name.as_str());
+        of_worker || matches!(self.builtin, Some(Builtin::QueueTime | Builtin::WorkerThreadTime))
+    }
+
     /// Returns the unit of its values if it is one of time. That of times that the server measures is fixed.
     pub(super) fn time_unit(&self) -> Option<TimeUnit> {
         self.builtin.and_then(Builtin::time_unit).or_else(|| TimeUnit::from_name(&self.unit))

@@ -22,11 +22,14 @@ pub struct Cell {
 enum CellValue {
     /// The bits of an f64.
     Counter(AtomicU64),
-    /// The bits of an f64.
+    /// The bits of an f64, or [`NO_VALUE`].
     Gauge(AtomicU64),
     Histogram(Histogram),
     Summary(Summary),
 }
+
+/// The bits of a gauge that has no value yet: a NaN that [`Cell::add_or_update`] does not store.
+const NO_VALUE: u64 = f64::NAN.to_bits() | 1;
 
 /// A distribution: counts of single buckets (not cumulative), one more than bounds.
 #[derive(Debug)]
@@ -60,6 +63,7 @@ impl Cell {
     pub(super) fn new(spec: &MetricSpec, clock: &Arc<CoarseClock>) -> Self {
         let value = match spec.kind {
             Kind::Counter => CellValue::Counter(AtomicU64::new(0)),
+            Kind::Gauge if spec.begins_without_value() => CellValue::Gauge(AtomicU64::new(NO_VALUE)),
             Kind::Gauge => CellValue::Gauge(AtomicU64::new(0)),
             Kind::Histogram => CellValue::Histogram(Histogram {
                 bounds: spec.buckets.clone(),
@@ -85,7 +89,10 @@ impl Cell {
                 )));
             }
             CellValue::Counter(bits) => add(bits, value),
-            CellValue::Gauge(bits) => bits.store(value.to_bits(), Ordering::Relaxed),
+            CellValue::Gauge(bits) => {
+                let value = if value.is_nan() { f64::NAN } else { value };
+                bits.store(value.to_bits(), Ordering::Relaxed);
+            }
             CellValue::Histogram(_) | CellValue::Summary(_) if value.is_nan() => {
                 return Err(SampleError::BadValue("invalid observation NaN of a histogram or summary".to_owned()));
             }
@@ -109,6 +116,11 @@ impl Cell {
             _ => return self.add_or_update(value),
         }
         Ok(())
+    }
+
+    /// Returns whether it is a gauge that was created before its first value.
+    pub(super) fn is_empty(&self) -> bool {
+        matches!(&self.value, CellValue::Gauge(bits) if bits.load(Ordering::Relaxed) == NO_VALUE)
     }
 
     pub(super) fn read(&self, details: Details) -> Reading {

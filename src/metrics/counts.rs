@@ -38,6 +38,10 @@ model_counts! {
     SuccessNs success_ns;
     /// Time in the queue.
     QueueNs queue_ns;
+    /// The part of `SuccessNs` of requests of clients, without warm-ups.
+    ClientNs client_ns;
+    /// The part of `QueueNs` of requests of clients, without warm-ups.
+    ClientQueueNs client_queue_ns;
     /// Time for bringing inputs to the model.
     ComputeInputNs compute_input_ns;
     /// Time for executing the model.

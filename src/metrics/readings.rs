@@ -112,7 +112,7 @@ impl<C: Deref<Target = Cache>> Readings<C> {
         match spec.builtin.map(Builtin::source) {
             None | Some(Source::Family | Source::UnloggedFamily) => {
                 let (all, mut labels) = (family.all(), Vec::with_capacity(spec.dimensions.len()));
-                for series in &all {
+                for series in all.iter().filter(|series| !series.cell.is_empty()) {
                     labels.clear();
                     labels.extend(spec.labelled(series.labels()));
                     visit(&labels, series.cell.read(self.details));

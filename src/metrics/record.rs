@@ -57,8 +57,8 @@ pub fn alias_requested(cache: &Cache, alias: &AliasCounts) {
 ///
 /// Call once for each request, before its (last) response is sent.
 pub fn alias_done(cache: &Cache, alias: &AliasCounts, timeline: &Timeline) {
-    alias.counts.success_ns.add(timeline.charged_ns());
-    alias.counts.queue_ns.add(timeline.queue_ns());
+    alias.counts.client_ns.add(timeline.charged_ns());
+    alias.counts.client_queue_ns.add(timeline.queue_ns());
     let Lines { latency, queue_latency } = alias.lines();
     let lines = [(latency, timeline.charged_ns()), (queue_latency, timeline.queue_ns())];
     let lines = lines.iter().filter_map(|(line, ns)| line.as_ref().map(|line| (line, *ns as f64)));
@@ -75,7 +75,7 @@ pub fn request_pending(series: &ModelSeries, delta: i64) {
 /// Call once for each request, before its response is sent.
 pub fn inference_done(series: &ModelSeries, timeline: &Timeline, batch_size: u64) {
     let series = series.current();
-    warmup_done(&series, timeline, batch_size);
+    client_done(&series, timeline, batch_size);
     series.objectives.succeeded(timeline.request_ns());
 }
 
@@ -83,11 +83,18 @@ pub fn inference_done(series: &ModelSeries, timeline: &Timeline, batch_size: u64
 /// cancelled.
 pub fn inference_abandoned(series: &ModelSeries, timeline: &Timeline, batch_size: u64) {
     let series = series.current();
-    warmup_done(&series, timeline, batch_size);
+    client_done(&series, timeline, batch_size);
     series.objectives.failed(Fault::Abandoned, timeline.request_ns());
 }
 
-/// Counts a successful warm-up request, as Triton does: like a request of a client, but not for the objectives of the model.
+fn client_done(series: &ModelSeries, timeline: &Timeline, batch_size: u64) {
+    series.counts.client_ns.add(timeline.request_ns());
+    series.counts.client_queue_ns.add(timeline.queue_ns());
+    warmup_done(series, timeline, batch_size);
+}
+
+/// Counts a successful warm-up request, as Triton does: like a request of a client, but neither for the objectives of the model nor
+/// for TorchServe's metrics, which do not count it as a request.
 pub fn warmup_done(series: &ModelSeries, timeline: &Timeline, batch_size: u64) {
     let series = series.current();
     let (input, infer, output) = timeline.compute.durations_ns();
@@ -108,6 +115,7 @@ pub fn inference_rescheduled(series: &ModelSeries, timeline: &Timeline) {
     let series = series.current();
     let (input, infer, output) = timeline.compute.durations_ns();
     series.counts.queue_ns.add(timeline.queue_ns());
+    series.counts.client_queue_ns.add(timeline.queue_ns());
     series.counts.compute_input_ns.add(input);
     series.counts.compute_infer_ns.add(infer);
     series.counts.compute_output_ns.add(output);
@@ -126,6 +134,8 @@ pub fn cache_hit(series: &ModelSeries, timeline: &Timeline, lookup_ns: u64) {
     series.counts.success_count.add(1);
     series.counts.success_ns.add(timeline.request_ns());
     series.counts.queue_ns.add(timeline.queue_ns());
+    series.counts.client_ns.add(timeline.request_ns());
+    series.counts.client_queue_ns.add(timeline.queue_ns());
     series.counts.cache_hits.add(1);
     series.counts.cache_hit_ns.add(lookup_ns);
     series.durations.observe_hit(timeline, lookup_ns);
@@ -143,6 +153,7 @@ pub fn cache_miss(series: &ModelSeries, times: MissTimes) {
     let series = series.current();
     let both = times.lookup_ns.saturating_add(times.insertion_ns);
     series.counts.success_ns.add(times.insertion_ns);
+    series.counts.client_ns.add(times.insertion_ns);
     series.counts.cache_misses.add(1);
     series.counts.cache_miss_ns.add(both);
     series.durations.observe_miss(both);

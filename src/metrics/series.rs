@@ -233,6 +233,11 @@ impl ModelSeries {
         released
     }
 
+    /// Returns the series that its workers have written.
+    pub(super) fn all_owned(&self) -> Vec<Arc<Series>> {
+        self.owned().series.values().cloned().collect()
+    }
+
     fn is_last_owner(series: &Arc<Series>) -> bool {
         series.cell.owners.fetch_sub(1, Ordering::Relaxed) == 1
     }

@@ -105,7 +105,7 @@ impl ModelConfig {
     /// Checks that a step of a sequence is one item with an id of the right type. An iterative request may omit the id.
     fn check_sequence(&self, request: &InferRequest, batch_size: u64, iterative: bool) -> Result<(), Refusal> {
         let (id, model) = (&request.correlation_id, &self.name);
-        if let Some(text) = self.wrong_id_type(id).filter(|_| !iterative || !id.is_none()) {
+        if let Some(text) = self.wrong_id_type(id).filter(|_| !id.is_none()) {
             return Err(text.into());
         }
         if batch_size > 1 {

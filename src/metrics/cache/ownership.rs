@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use super::{Cache, SampleError, Series};
+use crate::metrics::catalog::Kind;
 use crate::metrics::channel::Definition;
 use crate::metrics::series::ModelSeries;
 
@@ -45,6 +46,13 @@ impl Cache {
         if !model.add_owned(series) && series.cell.owners.load(Ordering::Relaxed) == 0 {
             self.release([Arc::clone(series)]);
         }
+    }
+
+    /// Makes the counters and distributions that the workers of a replaced load wrote those of its successor too, so that they
+    /// continue whether or not its workers have written them already. A gauge ends with the workers that set it.
+    pub(super) fn continue_owned(&self, series: &ModelSeries, replaced: &ModelSeries) {
+        let continuing = replaced.all_owned().into_iter().filter(|owned| owned.spec().kind != Kind::Gauge);
+        continuing.for_each(|owned| self.own(series, &owned));
     }
 
     /// Removes series that no loaded model's workers write any more.

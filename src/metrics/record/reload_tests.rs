@@ -183,6 +183,24 @@ fn a_load_that_is_shown_again_counts_itself() {
 }
 
 #[test]
+fn what_workers_have_written_continues_except_gauges() {
+    let cache = cache();
+    let first = load(&cache);
+    let histogram = cache.histogram(Builtin::EnsembleOverhead.name(), &["m", "1"]).unwrap();
+    cache.own(&first, &histogram);
+    histogram.add_or_update(1.0).unwrap();
+    worker_loaded(&cache, &first, 0, 5);
+    let shown = |name: &str| render(&cache, Format::Text).lines().filter(|line| line.starts_with(name)).count();
+    let second = load(&cache);
+    cache.show_model(&second);
+    assert_eq!((shown("pharos_ensemble_overhead_duration_seconds_sum"), shown("WorkerLoadTime{")), (1, 1));
+    cache.model_unloaded(&first);
+    assert_eq!((shown("pharos_ensemble_overhead_duration_seconds_sum"), shown("WorkerLoadTime{")), (1, 0));
+    cache.model_unloaded(&second);
+    assert_eq!(shown("pharos_ensemble_overhead_duration_seconds_sum"), 0);
+}
+
+#[test]
 fn no_event_is_lost_while_loads_are_replaced() {
     let cache = cache();
     let first = load(&cache);

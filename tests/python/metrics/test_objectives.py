@@ -1,5 +1,7 @@
 """Service level objectives: exact counts of good and bad requests, reloads, and the rules that `pharos slo rules` prints."""
 
+import http.client
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +13,7 @@ from harness import prometheus
 from harness.inference import one
 from harness.prometheus import promtool
 from harness.server import ROOT, binary, samples, total
+from harness.statistics import until_dispatched
 from harness.waiting import DEADLINE_S, eventually
 from python_backend.worker import PYTHON, has_worker
 
@@ -79,6 +82,27 @@ def test_every_request_is_counted_exactly(start, tmp_path):
     assert (shares["fail", "fast", "latency"], shares["identity_fp32", "identity", "latency"]) == (0.9, 0.999)
     thresholds = counts(metrics, "pharos_slo_latency_threshold_seconds")
     assert set(thresholds.values()) == {0.15, 3600} and not any(sli == "availability" for *_, sli in thresholds)
+
+
+def test_requests_of_clients_that_leave(start, tmp_path):
+    """The worker completes the request all the same, which is cancelled for the objectives: bad after the threshold, and otherwise
+    not counted."""
+    file = tmp_path / "metrics.yaml"
+    slow = "  - {name: slow, latency: {threshold: 60m, share: 90%}, availability: 99%}\n"
+    file.write_text((ROOT / "metrics.yaml").read_text() + SLOS + slow)
+    server = start(["delay_200"], f"--metrics-config={file}", "--metrics-mode=prometheus")
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=DEADLINE_S)
+    connection.request("POST", "/v2/models/delay_200/infer", json.dumps(ONE))
+    until_dispatched(server, "delay_200", 1)
+    connection.close()
+    succeeded = lambda: total(server.scrape(), "nv_inference_request_success", model="delay_200")  # noqa: E731
+    eventually("the request is executed", lambda: succeeded() == 1)
+    every = counts(server.scrape(), "pharos_slo_requests_total")
+    counted = {(slo, sli): number for (_, slo, sli), number in every.items()}
+    assert counted == {
+        ("fast", "latency"): 1, ("fast", "availability"): 0, ("slow", "latency"): 0, ("slow", "availability"): 0,
+    }  # fmt: skip
+    assert set(counts(server.scrape(), "pharos_slo_good_requests_total").values()) == {0}
 
 
 def test_a_full_queue_counts_against_the_objective(start, tmp_path):

@@ -3,6 +3,7 @@
 import pytest
 
 from harness.inference import one
+from harness.server import total
 from harness.waiting import eventually
 from python_backend.worker import PYTHON, has_worker
 
@@ -76,3 +77,24 @@ def test_a_version_that_failed_and_was_removed_is_forgotten(start, tmp_path):
         return entry["reason"]
 
     eventually("the reason is that it has no versions", lambda: "no version to run" in reason())
+
+
+def test_loads_that_cannot_begin_are_counted(start, tmp_path):
+    """In every mode: a configuration that cannot be read, a model without versions, and one that no repository has."""
+    folder = tmp_path / "models"
+    for name, config in (("typo", CONFIG.replace("max_batch_size", "max_batch_sise")), ("empty", CONFIG)):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "config.pbtxt").write_text(config)
+    (folder / "typo/1").mkdir()
+    (folder / "typo/1/model.py").touch()
+
+    def failures(server) -> float:
+        return total(server.scrape(), "pharos_model_changes_total", change="load", result="failure")
+
+    server = start([], "--model-control-mode=explicit", repository=folder)
+    for number, name in enumerate(("typo", "empty", "missing"), 1):
+        assert server.ask("POST", f"/v2/repository/models/{name}/load", "{}")[0] >= 400
+        assert failures(server) == number, name
+    started = start([], "--exit-on-error=false", repository=folder, wait=False)
+    started.wait_until_ready("/v2/health/live")
+    eventually("both loads have failed", lambda: failures(started) == 2)

@@ -85,7 +85,7 @@ WRONG_TYPE = "[request id: <id_unknown>] sequence batching control 'CORRID' data
 NUMBER_FOR_TEXT = WRONG_TYPE.format("UINT64", "refused__a_number_for_a_text", "BYTES")
 START = "inference request for sequence {} to model '{}' must specify the START flag on the first request of the sequence"
 REFUSED = "refused__START__no_id__a_batch"
-NO_ID = f"inference request to model '{REFUSED}' must specify a non-zero or non-empty correlation ID"
+NO_ID = "inference request to model '{}' must specify a non-zero or non-empty correlation ID"
 TOO_MANY = f"inference request to model '{REFUSED}' must specify batch-size 1 due to requirements of sequence batcher"
 CANCELLED = (
     "sequence {} of model '{}' was ended: one of its waiting requests was cancelled; start it again with the START flag"
@@ -96,7 +96,7 @@ DIFFERENCES = {
     "refused: START, no id, a batch": {
         "results": [
             ["INVALID_ARGUMENT", START.format(5, REFUSED)],
-            ["INVALID_ARGUMENT", NO_ID],
+            ["INVALID_ARGUMENT", NO_ID.format(REFUSED)],
             ["INVALID_ARGUMENT", TOO_MANY],
             ["INVALID_ARGUMENT", WRONG_TYPE.format("BYTES", REFUSED, "UINT64")],
         ]
@@ -108,7 +108,7 @@ DIFFERENCES = {
             ["INVALID_ARGUMENT", NUMBER_FOR_TEXT],
             ["INVALID_ARGUMENT", START.format("x y", "refused__a_number_for_a_text")],
             [3, "1,2,1,x y"],
-            ["INVALID_ARGUMENT", NUMBER_FOR_TEXT],
+            ["INVALID_ARGUMENT", NO_ID.format("refused__a_number_for_a_text")],
         ],
         "batch_stats": {"1": 1},
         "execution_count": 1,

@@ -187,8 +187,9 @@ def test_invalid_requests_are_refused(http, grpc):
     start = "inference request for sequence {} to model 'direct' must specify the START flag on the first request of the"
     assert refused(lambda: step(http, "direct", 99, 1)) == ("400", start.format(99) + " sequence")
     assert refused(lambda: step(grpc, "direct", 98, 1)) == ("StatusCode.INVALID_ARGUMENT", start.format(98) + " sequence")
-    none = "inference request to model 'direct' must specify a non-zero or non-empty correlation ID"
-    assert refused(lambda: http.infer("direct", inputs(tritonclient.http, 1))) == ("400", none)
+    none = "inference request to model '{}' must specify a non-zero or non-empty correlation ID"
+    for model in ("direct", "text"):
+        assert refused(lambda: http.infer(model, inputs(tritonclient.http, 1))) == ("400", none.format(model))  # noqa: B023
     two = tritonclient.http.InferInput("VALUE", (2, 1), "INT32")
     two.set_data_from_numpy(np.ones((2, 1), np.int32))
     assert refused(lambda: http.infer("direct", [two], sequence_id=3, sequence_start=True)) == (

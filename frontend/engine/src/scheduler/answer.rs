@@ -59,7 +59,7 @@ impl Driver {
                 Err(error) => record::warmup_failed(&self.series, error.reason, timeline.request_ns()),
             }
         }
-        self.record_times(&answers, done, now.ns_since(since));
+        self.record_times(&[], done, now.ns_since(since));
         answers.into_iter().try_for_each(|answer| answer.map(drop))
     }
 
