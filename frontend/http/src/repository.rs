@@ -155,7 +155,9 @@ pub(super) fn load_parameters(body: &[u8]) -> Result<Vec<(String, Bytes)>, Infer
         let value = match LoadParameter::of(&name) {
             None => {
                 let name = name.escape_debug();
-                return Err(internal(format!("unexpected error on creating Triton parameter: '{name}' is not known")));
+                return Err(internal(format!(
+                    "unexpected error on creating Triton parameter: '{name}' is not known; allowed are 'config' and 'file:PATH'"
+                )));
             }
             Some(LoadParameter::Config) => Bytes::from(text.into_owned()),
             Some(LoadParameter::File) => BASE64_STANDARD.decode(text.as_bytes()).map(Bytes::from).map_err(|error| {
