@@ -11,9 +11,9 @@ import pytest
 
 from harness import prometheus
 from harness.inference import one
+from harness.models import IO
 from harness.prometheus import promtool
 from harness.server import ROOT, binary, samples, total
-from harness.statistics import until_dispatched
 from harness.waiting import DEADLINE_S, eventually
 from python_backend.worker import PYTHON, has_worker
 
@@ -38,6 +38,22 @@ EXPECTED = {
     ("identity_fp32", "identity", "latency"): (5, 5),
 }
 """Good and all requests. The latency of `identity_fp32` under `fast` depends on the machine."""
+
+
+LIMITS = [("fast", "1ms"), ("slow", "60m")]
+WAITS = """import pathlib, time
+import triton_python_backend_utils as utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        pathlib.Path("PATH.begun").touch()
+        while not pathlib.Path("PATH").exists():
+            time.sleep(0.01)
+        tensors = [utils.get_input_tensor_by_name(request, "INPUT0").as_numpy() for request in requests]
+        return [utils.InferenceResponse([utils.Tensor("OUTPUT0", tensor)]) for tensor in tensors]
+"""
+"""A model that does not look whether its request is cancelled."""
 
 
 def counts(metrics: dict, name: str) -> dict:
@@ -84,18 +100,27 @@ def test_every_request_is_counted_exactly(start, tmp_path):
     assert set(thresholds.values()) == {0.15, 3600} and not any(sli == "availability" for *_, sli in thresholds)
 
 
+@pytest.mark.skipif(not has_worker, reason=f"{PYTHON} does not have the package pharos-worker: make python-worker")
 def test_requests_of_clients_that_leave(start, tmp_path):
     """The worker completes the request all the same, which is cancelled for the objectives: bad after the threshold, and otherwise
     not counted."""
     file = tmp_path / "metrics.yaml"
-    slow = "  - {name: slow, latency: {threshold: 60m, share: 90%}, availability: 99%}\n"
-    file.write_text((ROOT / "metrics.yaml").read_text() + SLOS + slow)
-    server = start(["delay_200"], f"--metrics-config={file}", "--metrics-mode=prometheus")
+    slos = [f"  - {{name: {name}, latency: {{threshold: {time}, share: 90%}}, availability: 99%}}\n" for name, time in LIMITS]
+    file.write_text((ROOT / "metrics.yaml").read_text() + "slos:\n" + "".join(slos))
+    folder = tmp_path / "models/waits"
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(f'backend: "python" max_batch_size: 4 {IO}')
+    (folder / "1/model.py").write_text(WAITS.replace("PATH", str(tmp_path / "go")))
+    options = [f"--metrics-config={file}", "--metrics-mode=prometheus", f"--python={PYTHON}"]
+    server = start([], *options, repository=folder.parent)
     connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=DEADLINE_S)
-    connection.request("POST", "/v2/models/delay_200/infer", json.dumps(ONE))
-    until_dispatched(server, "delay_200", 1)
+    connection.request("POST", "/v2/models/waits/infer", json.dumps(one("FP32", [1, 2], [1, 2])))
+    eventually("the model executes it", lambda: (tmp_path / "go.begun").exists())
     connection.close()
-    succeeded = lambda: total(server.scrape(), "nv_inference_request_success", model="delay_200")  # noqa: E731
+    cancelled = lambda: total(server.scrape(), "pharos_request_failures_total", reason="CANCELLED")  # noqa: E731
+    eventually("the server knows that the client has left", lambda: cancelled() == 1)
+    (tmp_path / "go").touch()
+    succeeded = lambda: total(server.scrape(), "nv_inference_request_success", model="waits")  # noqa: E731
     eventually("the request is executed", lambda: succeeded() == 1)
     every = counts(server.scrape(), "pharos_slo_requests_total")
     counted = {(slo, sli): number for (_, slo, sli), number in every.items()}
