@@ -196,7 +196,8 @@ mutants: tools
 
 # Runs each target for one minute; requires cargo-fuzz (cargo install cargo-fuzz).
 SECONDS_EACH ?= 60
+FUZZ_TARGETS ?= $(basename $(notdir $(wildcard tests/fuzz/fuzz_targets/*.rs)))
 fuzz: tools
 	@command -v cargo-fuzz >/dev/null || { echo "cargo-fuzz is missing: cargo install cargo-fuzz"; exit 1; }
-	for target in http wire ring config statsd legacy metrics repository regions trace; do \
+	for target in $(FUZZ_TARGETS); do \
 	  RUSTC_BOOTSTRAP=1 $(CARGO) fuzz run --fuzz-dir tests/fuzz $$target -- -max_total_time=$(SECONDS_EACH) -max_len=65536 || exit 1; done

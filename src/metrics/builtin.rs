@@ -6,8 +6,8 @@
 
 use super::counts::ModelCount::{
     CacheHitNs, CacheHits, CacheMissNs, CacheMisses, ClientNs, ClientQueueNs, ComputeInferNs, ComputeInputNs,
-    ComputeOutputNs, ExecutionCount, InferenceCount, LoadNs, OutputMismatches, QueueNs, Requests, Restarts,
-    SamplesDropped, SuccessCount, SuccessNs,
+    ComputeOutputNs, ExecutionCount, InferenceCount, LoadNs, OutputMismatches, QueueNs, QueueRefusals, Requests,
+    Restarts, SamplesDropped, SuccessCount, SuccessNs,
 };
 use super::kind::Kind;
 use super::source::LabelSet::{Alias, Full, Tagged, Triton};
@@ -199,6 +199,7 @@ builtins! {
     InstanceState = "pharos_instance_state" Gauge ["model", "version", "instance", "state"] Family;
     InstanceBusy = "pharos_instance_busy_seconds_total" Counter ["model", "version", "instance"] Family;
     InstanceRestarts = "pharos_instance_restarts_total" Counter ["model", "version"] full(Count(Restarts, One));
+    QueueRefusals = "pharos_queue_refusals_total" Counter ["model", "version"] full(Count(QueueRefusals, One));
     OutputMismatches = "pharos_output_mismatches_total" Counter ["model", "version"] full(Count(OutputMismatches, One));
     Sequences = "pharos_sequences" Gauge ["model", "version", "state"] Family;
     SequenceSlots = "pharos_sequence_slots" Gauge ["model", "version"] Family;

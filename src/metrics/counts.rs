@@ -64,6 +64,8 @@ model_counts! {
     LoadNs load_ns;
     /// Instances that were lost and are being restarted.
     Restarts restarts;
+    /// Requests that were refused because the queue was full.
+    QueueRefusals queue_refusals;
     /// Outputs whose datatype or batch dimension differs from the configuration.
     OutputMismatches output_mismatches;
     /// Metric samples of the workers that were dropped or refused.

@@ -94,7 +94,7 @@ fn client_done(series: &ModelSeries, timeline: &Timeline, batch_size: u64) {
 }
 
 /// Counts a successful warm-up request, as Triton does: like a request of a client, but neither for the objectives of the model nor
-/// for TorchServe's metrics, which do not count it as a request.
+/// for the metrics by alias (`ts_*`), which do not count it as a request.
 pub fn warmup_done(series: &ModelSeries, timeline: &Timeline, batch_size: u64) {
     let series = series.current();
     let (input, infer, output) = timeline.compute.durations_ns();
@@ -290,9 +290,12 @@ pub fn warmup_failed(series: &ModelSeries, reason: Reason, request_ns: u64) {
 }
 
 /// Counts a request that was refused before it entered the queue: it is in no number of the model except those of its
-/// objectives.
+/// objectives and of the refusals of a full queue.
 pub fn inference_refused(series: &ModelSeries, reason: Reason) {
     let series = series.current();
+    if reason == Reason::QueueFull {
+        series.counts.queue_refusals.add(1);
+    }
     series.objectives.failed(Fault::from(reason), 0);
 }
 

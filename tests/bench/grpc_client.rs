@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use crate::client::{Client, EXCHANGE_TIMEOUT, Turns};
 use crate::messages::ModelInferResponse;
-use crate::workload::GRPC_PATH;
+use crate::workload::{GRPC_PATH, TENANT, TENANT_HEADER};
 
 /// The receive window, large enough that flow control does not affect the measurement.
 const WINDOW: u32 = 16 << 20;
@@ -44,6 +44,7 @@ impl GrpcClient {
         let request = Request::post(format!("http://{address}{GRPC_PATH}"))
             .header("content-type", "application/grpc")
             .header("te", "trailers")
+            .header(TENANT_HEADER, TENANT)
             .body(())
             .map_err(|error| format!("gRPC request: {error}"))?;
         Ok(Self { runtime, sender, request, messages, expected: None })

@@ -32,7 +32,7 @@ use clap::Parser;
 use crate::load::{Case, measure};
 use crate::memory::{Memory, memory};
 use crate::models::Scratch;
-use crate::report::{Row, render, render_increments};
+use crate::report::{Row, check, render, render_increments};
 use crate::server::{Kind, Programs, Server};
 use crate::workload::Workload;
 
@@ -146,7 +146,7 @@ fn run(options: &Options) -> Result<(), String> {
     if selection.has_python() {
         println!("{}", render_increments(&counter::increments(&servers, options.rounds)?));
     }
-    Ok(())
+    check(&rows)
 }
 
 /// Handles SIGINT and SIGTERM: the run ends between two measurements, so that servers are stopped and files removed.
@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(only: &str, kinds: usize, cases: usize) {
+    fn check_selection(only: &str, kinds: usize, cases: usize) {
         let selection = Selection::parse(only, &[]).unwrap();
         assert_eq!((selection.kinds.len(), selection.cases.len()), (kinds, cases), "--only {only}");
     }
@@ -244,13 +244,13 @@ mod tests {
 
     #[test]
     fn parses_selections() {
-        check("", 8, 37);
-        check("echo", 1, 37);
-        check("simple/http", 8, 2);
-        check("echo, pharos, grpc/8", 2, 3);
-        check("python", 8, 24);
-        check("python_16mib_batch_8", 8, 4);
-        check("torchserve, handler", 1, 3);
+        check_selection("", 8, 37);
+        check_selection("echo", 1, 37);
+        check_selection("simple/http", 8, 2);
+        check_selection("echo, pharos, grpc/8", 2, 3);
+        check_selection("python", 8, 24);
+        check_selection("python_16mib_batch_8", 8, 4);
+        check_selection("torchserve, handler", 1, 3);
         assert!(Selection::parse("rest", &[]).is_err_and(|error| error.contains("simple/http/1")));
     }
 }

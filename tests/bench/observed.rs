@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::models::Scratch;
+use crate::workload::TENANT_HEADER;
 
 /// Native buckets for each histogram, tenants, and objectives.
 fn definition() -> io::Result<String> {
@@ -21,7 +22,7 @@ fn definition() -> io::Result<String> {
             text.push_str("      native: true\n");
         }
     }
-    text.push_str("tenants: {header: x-tenant}\n");
+    text.push_str(&format!("tenants: {{header: {TENANT_HEADER}}}\n"));
     text.push_str("slos: [{name: all, latency: {threshold: 1ms, share: 99%}, availability: 99.9%}]\n");
     Ok(text)
 }

@@ -24,6 +24,11 @@ impl Row {
         self.rounds.iter().find_map(|round| round.as_ref().err()).map(String::as_str)
     }
 
+    /// Returns what a target needs: the ratio, and whether all rounds of both rows succeeded.
+    fn against(&self, other: &Self, of: fn(&Sample) -> f64) -> Reached {
+        Reached { spread: self.ratio(other, of), complete: self.error().or(other.error()).is_none() }
+    }
+
     /// Returns the ratio of this row to the other, round by round.
     fn ratio(&self, other: &Self, of: fn(&Sample) -> f64) -> Option<Spread> {
         let pairs = self.rounds.iter().zip(&other.rounds);
@@ -31,23 +36,49 @@ impl Row {
     }
 }
 
-/// A target. The median decides; the spread shows the certainty.
+/// The measured value of a target.
+struct Reached {
+    spread: Option<Spread>,
+    /// Whether no round failed.
+    complete: bool,
+}
+
+impl Reached {
+    /// Returns the value of a server that is not measured.
+    fn missing() -> Self {
+        Self { spread: None, complete: true }
+    }
+}
+
+/// A target. The median decides; the spread shows the certainty. Rounds that failed may be the slow ones, so the others decide
+/// nothing.
 struct Target {
     text: String,
-    reached: Option<Spread>,
+    reached: Reached,
     passes: fn(f64) -> bool,
 }
 
 impl Target {
     fn print(&self, into: &mut String) {
         let verdict = match self.reached {
-            None => "not measured",
-            Some(spread) if (self.passes)(spread.median) => "PASS",
-            Some(_) => "FAIL",
+            Reached { complete: false, .. } => "not judged: rounds failed",
+            Reached { spread: None, .. } => "not measured",
+            Reached { spread: Some(spread), .. } if (self.passes)(spread.median) => "PASS",
+            Reached { .. } => "FAIL",
         };
-        let reached = self.reached.map(|spread| spread.to_string()).unwrap_or_default();
+        let reached = self.reached.spread.map(|spread| spread.to_string()).unwrap_or_default();
         let _ = writeln!(into, "    {:<58} {reached:>24}  {verdict}", self.text);
     }
+}
+
+/// Returns an error if a round failed.
+pub(crate) fn check(rows: &[Row]) -> Result<(), String> {
+    let failed: Vec<(&Row, &String)> = rows
+        .iter()
+        .flat_map(|row| row.rounds.iter().filter_map(move |round| Some((row, round.as_ref().err()?))))
+        .collect();
+    let Some((row, error)) = failed.first() else { return Ok(()) };
+    Err(format!("{} rounds failed, the first of {} {}: {error}", failed.len(), row.case.name(), row.kind.name()))
 }
 
 /// Renders the whole report.
@@ -111,20 +142,20 @@ fn targets(case: Case, (rows, all): (&[&Row], &[Row])) -> Vec<Target> {
     let Some(pharos) = find(rows, Kind::Pharos) else { return Vec::new() };
     let mut targets = Vec::new();
     if let Some(echo) = find(rows, Kind::Echo) {
-        let rate = pharos.ratio(echo, |sample| sample.rate);
+        let rate = || pharos.against(echo, |sample| sample.rate);
         match (case.workload, case.clients) {
             (Workload::Identity, _) => {
                 let text = "bytes/s at least 0.70 of the echo's".to_owned();
-                targets.push(Target { text, reached: rate, passes: |ratio| ratio >= 0.7 });
+                targets.push(Target { text, reached: rate(), passes: |ratio| ratio >= 0.7 });
             }
             (Workload::Simple, 8) => {
                 let text = "requests/s at least 0.50 of the echo's".to_owned();
-                targets.push(Target { text, reached: rate, passes: |ratio| ratio >= 0.5 });
+                targets.push(Target { text, reached: rate(), passes: |ratio| ratio >= 0.5 });
             }
             _ => {}
         }
         if case.clients == 1 {
-            let (text, reached) = ("p99 under 3 x the echo's".to_owned(), pharos.ratio(echo, |sample| sample.p99));
+            let (text, reached) = ("p99 under 3 x the echo's".to_owned(), pharos.against(echo, |sample| sample.p99));
             targets.push(Target { text, reached, passes: |ratio| ratio < 3.0 });
         }
     }
@@ -133,27 +164,27 @@ fn targets(case: Case, (rows, all): (&[&Row], &[Row])) -> Vec<Target> {
         all.iter().find(|row| case.workload == Workload::Sequences && (row.case, row.kind) == (dynamic, Kind::Pharos))
     {
         let text = "requests/s at least 0.80 of the dynamic batcher's".to_owned();
-        let reached = pharos.ratio(dynamic, |sample| sample.rate);
+        let reached = pharos.against(dynamic, |sample| sample.rate);
         targets.push(Target { text, reached, passes: |ratio| ratio >= 0.8 });
     }
     if let Some(bare) = find(rows, Kind::Bare).filter(|_| case.clients == 8) {
         let (text, reached) =
-            ("requests/s at least 0.97 of those without metrics", pharos.ratio(bare, |sample| sample.rate));
+            ("requests/s at least 0.97 of those without metrics", pharos.against(bare, |sample| sample.rate));
         targets.push(Target { text: text.to_owned(), reached, passes: |ratio| ratio >= 0.97 });
     }
     if let Some(observed) = find(rows, Kind::Observed) {
-        let reached = observed.ratio(pharos, |sample| sample.rate);
+        let reached = observed.against(pharos, |sample| sample.rate);
         let text = "observed in every way: at least 0.97 of the default".to_owned();
         targets.push(Target { text, reached, passes: |ratio| ratio >= 0.97 });
     }
     if let Some(triton) = find(rows, Kind::Triton) {
-        targets.push(beside_triton(case, pharos.ratio(triton, |sample| sample.rate)));
+        targets.push(beside_triton(case, pharos.against(triton, |sample| sample.rate)));
     }
     targets
 }
 
 /// Returns the required lead over Triton's Python backend: by half if the model is in Python here as well.
-fn beside_triton(case: Case, reached: Option<Spread>) -> Target {
+fn beside_triton(case: Case, reached: Reached) -> Target {
     let (text, passes): (_, fn(f64) -> bool) = match case.workload {
         Workload::Python(_) => ("requests/s at least 1.5 of Triton's", |ratio| ratio >= 1.5),
         _ => ("requests/s ahead of Triton's", |ratio| ratio > 1.0),
@@ -164,7 +195,8 @@ fn beside_triton(case: Case, reached: Option<Spread>) -> Target {
 /// Returns the required lead over TorchServe with the same archive.
 fn beside_torchserve(rows: &[&Row]) -> Vec<Target> {
     let (ours, theirs) = (find(rows, Kind::PharosTorchserve), find(rows, Kind::Torchserve));
-    let reached = ours.zip(theirs).and_then(|(ours, theirs)| ours.ratio(theirs, |sample| sample.rate));
+    let reached = ours.zip(theirs).map(|(ours, theirs)| ours.against(theirs, |sample| sample.rate));
+    let reached = reached.unwrap_or_else(Reached::missing);
     let text = "requests/s at least 3 x TorchServe's".to_owned();
     vec![Target { text, reached, passes: |ratio| ratio >= 3.0 }]
 }
@@ -173,11 +205,12 @@ fn beside_torchserve(rows: &[&Row]) -> Vec<Target> {
 pub(crate) fn render_increments(increments: &[(Kind, Vec<f64>)]) -> String {
     let mut text = String::new();
     for (kind, nanoseconds) in increments {
-        let (reached, name) = (Spread::of(nanoseconds.iter().copied()), kind.name());
+        let (spread, name) = (Spread::of(nanoseconds.iter().copied()), kind.name());
         if *kind == Kind::Pharos {
             let target = format!("{name}: ns for a counter's increment in Python under 500");
+            let reached = Reached { spread, complete: true };
             Target { text: target, reached, passes: |ns| ns < 500.0 }.print(&mut text);
-        } else if let Some(spread) = reached {
+        } else if let Some(spread) = spread {
             let of = format!("{name}: ns for a counter's increment in Python");
             let _ = writeln!(text, "    {of:<58} {:>24}", spread.to_string());
         }
@@ -215,7 +248,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(rows: &[Row], line: &str, verdict: &str) {
+    fn check_line(rows: &[Row], line: &str, verdict: &str) {
         let text = render(rows, None);
         let found =
             text.lines().find(|found| found.contains(line)).unwrap_or_else(|| panic!("no '{line}' in:\n{text}"));
@@ -225,15 +258,15 @@ mod tests {
     #[test]
     fn ratios_compare_the_same_round() {
         let rows = [row(Kind::Echo, &[100.0, 1000.0], 1.0), row(Kind::Pharos, &[60.0, 500.0], 1.0)];
-        check(&rows, "0.55 (0.50..0.60)", "1.00 (1.00..1.00)    1.00 (1.00..1.00)");
-        check(&rows, "at least 0.50 of the echo's", "PASS");
+        check_line(&rows, "0.55 (0.50..0.60)", "1.00 (1.00..1.00)    1.00 (1.00..1.00)");
+        check_line(&rows, "at least 0.50 of the echo's", "PASS");
     }
 
     #[test]
     fn reports_missed_targets() {
         let rows = [row(Kind::Echo, &[100.0], 1.0), row(Kind::Pharos, &[49.0], 1.0), row(Kind::Triton, &[50.0], 1.0)];
-        check(&rows, "at least 0.50 of the echo's", "FAIL");
-        check(&rows, "ahead of Triton's", "FAIL");
+        check_line(&rows, "at least 0.50 of the echo's", "FAIL");
+        check_line(&rows, "ahead of Triton's", "FAIL");
     }
 
     #[test]
@@ -242,8 +275,8 @@ mod tests {
             case: Case { workload: Workload::ALL[3], protocol: Protocol::Http, clients: 16 },
             ..row(kind, &[rate], 1.0)
         };
-        check(&[of(Kind::Pharos, 149.0), of(Kind::Triton, 100.0)], "at least 1.5 of Triton's", "FAIL");
-        check(&[of(Kind::Pharos, 151.0), of(Kind::Triton, 100.0)], "at least 1.5 of Triton's", "PASS");
+        check_line(&[of(Kind::Pharos, 149.0), of(Kind::Triton, 100.0)], "at least 1.5 of Triton's", "FAIL");
+        check_line(&[of(Kind::Pharos, 151.0), of(Kind::Triton, 100.0)], "at least 1.5 of Triton's", "PASS");
     }
 
     #[test]
@@ -252,9 +285,9 @@ mod tests {
             case: Case { workload: Workload::Handler, protocol: Protocol::Http, clients: 32 },
             ..row(kind, &[rate], 1.0)
         };
-        check(&[of(Kind::PharosTorchserve, 299.0), of(Kind::Torchserve, 100.0)], "3 x TorchServe's", "FAIL");
-        check(&[of(Kind::PharosTorchserve, 301.0), of(Kind::Torchserve, 100.0)], "3 x TorchServe's", "PASS");
-        check(&[of(Kind::PharosTorchserve, 301.0)], "3 x TorchServe's", "not measured");
+        check_line(&[of(Kind::PharosTorchserve, 299.0), of(Kind::Torchserve, 100.0)], "3 x TorchServe's", "FAIL");
+        check_line(&[of(Kind::PharosTorchserve, 301.0), of(Kind::Torchserve, 100.0)], "3 x TorchServe's", "PASS");
+        check_line(&[of(Kind::PharosTorchserve, 301.0)], "3 x TorchServe's", "not measured");
     }
 
     #[test]
@@ -267,7 +300,13 @@ mod tests {
     fn shows_but_does_not_count_a_failed_round() {
         let mut pharos = row(Kind::Pharos, &[60.0, 70.0], 1.0);
         pharos.rounds[0] = Err("grpc-status 14: gone".to_owned());
-        check(&[row(Kind::Echo, &[100.0, 100.0], 1.0), pharos], "grpc-status", "gone");
+        let rows = [row(Kind::Echo, &[100.0, 100.0], 1.0), pharos, row(Kind::Triton, &[50.0, 50.0], 1.0)];
+        check_line(&rows, "grpc-status", "gone");
+        check_line(&rows, "at least 0.50 of the echo's", "0.70 (0.70..0.70)  not judged: rounds failed");
+        check_line(&rows, "ahead of Triton's", "not judged: rounds failed");
+        let error = check(&rows).unwrap_err();
+        assert_eq!(error, "1 rounds failed, the first of simple/http/8 pharos: grpc-status 14: gone");
+        assert_eq!(check(&rows[..1]), Ok(()));
     }
 
     #[test]

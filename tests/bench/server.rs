@@ -34,7 +34,7 @@ pub(crate) enum Kind {
     Pharos,
     /// This server without metrics.
     Bare,
-    /// This server with all metrics, tenants, objectives, times in answers, metric logs, and a push of metrics.
+    /// This server with all metrics, tenants, objectives, times in answers, and a push of metrics; without metric logs.
     Observed,
     /// The peer for models.
     Triton,

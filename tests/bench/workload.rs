@@ -8,6 +8,11 @@ use crate::messages::{ModelInferRequest, ModelInferResponse, Parameter, Requeste
 /// Size of the large tensor, bytes.
 const MIB: usize = 1 << 20;
 
+/// The header that names the tenant of a request. All servers receive it; `pharos-observed` counts by it.
+pub(crate) const TENANT_HEADER: &str = "x-tenant";
+/// The tenant of all requests.
+pub(crate) const TENANT: &str = "bench";
+
 /// The path of the measured gRPC method.
 pub(crate) const GRPC_PATH: &str = "/inference.GRPCInferenceService/ModelInfer";
 
@@ -192,7 +197,7 @@ impl Workload {
         let mut request = BytesMut::new();
         let head = format!(
             "POST /v2/models/{}/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/octet-stream\r\n\
-             Inference-Header-Content-Length: {}\r\nContent-Length: {}\r\n\r\n",
+             {TENANT_HEADER}: {TENANT}\r\nInference-Header-Content-Length: {}\r\nContent-Length: {}\r\n\r\n",
             self.model_of(step),
             json.len(),
             json.len() + self.payload()
@@ -337,6 +342,7 @@ mod tests {
             let json = number("Inference-Header-Content-Length:");
             assert_eq!(json + workload.payload(), request.len() - end);
             assert_eq!((request[end], request[end + json - 1]), (b'{', b'}'));
+            assert!(head.contains("\r\nx-tenant: bench\r\n"), "{head}");
         }
     }
 

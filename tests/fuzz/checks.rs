@@ -3,7 +3,7 @@
 
 use std::fmt::Debug;
 use std::fs;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
@@ -24,26 +24,26 @@ use pharos::trace::read::{Traces, read};
 use pharos::trace::{chrome, summary};
 use pharos::wire::{PREFIX, decode_to_frontend, decode_to_worker};
 
-/// Returns the check of a target by its name.
-pub(crate) fn of(target: &str) -> Option<fn(&[u8])> {
-    Some(match target {
-        "http" => http,
-        "grpc" => grpc,
-        "archive" => archive,
-        "torchserve" => torchserve,
-        "cached" => cached,
-        "regions" => regions,
-        "wire" => wire,
-        "ring" => ring,
-        "config" => config,
-        "statsd" => statsd,
-        "legacy" => legacy,
-        "metrics" => metrics,
-        "repository" => repository,
-        "trace" => trace,
-        _ => return None,
-    })
-}
+/// A check of any bytes. Panics if they break an invariant.
+pub(crate) type Check = fn(&[u8]);
+
+/// The check of each target.
+pub(crate) const CHECKS: &[(&str, Check)] = &[
+    ("archive", archive),
+    ("cached", cached),
+    ("config", config),
+    ("grpc", grpc),
+    ("http", http),
+    ("legacy", legacy),
+    ("metrics", metrics),
+    ("regions", regions),
+    ("repository", repository),
+    ("ring", ring),
+    ("statsd", statsd),
+    ("torchserve", torchserve),
+    ("trace", trace),
+    ("wire", wire),
+];
 
 /// HTTP bodies: decoding never panics for any length in the header, and a decoded request can be encoded.
 pub(crate) fn http(data: &[u8]) {
@@ -59,16 +59,17 @@ pub(crate) fn grpc(data: &[u8]) {
 pub(crate) fn archive(data: &[u8]) {
     const LIMITS: (u64, u64) = (1 << 20, 64);
     let folder = tempfile::tempdir().expect("a temporary directory");
-    let [file, model, environment] = ["archive", "model", "environment"].map(|name| folder.path().join(name));
+    // Two directories above, for the paths of an archive that lead out of its target by more than one.
+    let inner = folder.path().join("above/inner");
+    fs::create_dir_all(&inner).expect("directories");
+    let [file, model, environment] = ["archive", "model", "environment"].map(|name| inner.join(name));
     fs::write(&file, data).expect("a file");
     fs::create_dir(&model).expect("a directory");
     let _ = pharos_torchserve::fuzzing::unpack_model(&file, &model, LIMITS);
     let _ = pharos_engine::fuzzing::unpack_environment(&file, &environment, LIMITS);
     assert_eq!(fs::read(&file).expect("the archive"), data);
-    for entry in fs::read_dir(folder.path()).expect("the temporary directory") {
-        let path = entry.expect("an entry").path();
-        assert!([&file, &model, &environment].contains(&&path), "{} is outside of the target", path.display());
-    }
+    let outside = outside(folder.path(), &inner, &[&file, &model, &environment]);
+    assert!(outside.is_empty(), "{outside:?} are outside of the target");
     for target in [model, environment] {
         let (bytes, files) = contents(&target);
         // The parents of a file are not counted; the last file may have one byte too many.
@@ -78,6 +79,18 @@ pub(crate) fn archive(data: &[u8]) {
             target.display()
         );
     }
+}
+
+/// Returns what is in a directory and the directories down to `inner`, except `known`, which is in the latter.
+pub(crate) fn outside(top: &Path, inner: &Path, known: &[&PathBuf]) -> Vec<PathBuf> {
+    let entries = |directory: &Path| fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut found: Vec<PathBuf> = entries(inner).filter(|path| !known.contains(&path)).collect();
+    let mut below = inner;
+    while let Some(above) = below.parent().filter(|_| below != top) {
+        found.extend(entries(above).filter(|path| path != below));
+        below = above;
+    }
+    found
 }
 
 /// Returns the number of bytes and of entries in a directory, without those of links.

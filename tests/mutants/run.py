@@ -4,12 +4,14 @@
     make mutants
     make mutants MUTANTS="arena-leak step-never-ends"
 
-Prints for each fault the time of the test without the build, and what the simulation reported. Fails if a fault is not found. Do not
-edit the patched files meanwhile: each patch is reverted at its end.
+Runs the simulation without a fault first, which must pass. Prints for each fault the time of the test without the build, and what the
+simulation reported. Fails if a fault is not found; one whose test does not end is not found, because the machine may only be slow. Do
+not edit the patched files meanwhile: each patch is reverted at its end.
 """
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -28,21 +30,39 @@ def git_apply(patch: Path, *options: str):
     subprocess.run(["git", "apply", "--unidiff-zero", *options, str(patch)], cwd=ROOT, check=True)
 
 
-def find(patch: Path) -> str:
-    """Returns what the simulation says of a fault, and after which time; an empty text if it finds nothing."""
+def run_test() -> tuple:
+    """Builds the test, then runs it. Returns its exit status, its output, and its time without the build. A test that does not end in
+    time is killed, with all processes that it has started, and has no exit status."""
+    subprocess.run([*TEST[: TEST.index("--")], "--no-run"], cwd=ROOT, check=True, capture_output=True)
+    began = time.monotonic()
+    started = subprocess.Popen(
+        TEST, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        output, _ = started.communicate(timeout=LIMIT_S)
+        return started.returncode, output, time.monotonic() - began
+    except subprocess.TimeoutExpired:
+        return None, "", time.monotonic() - began
+    finally:
+        # cargo does not end the test that it runs.
+        if started.poll() is None:
+            os.killpg(started.pid, signal.SIGKILL)
+            started.communicate()
+
+
+def find(patch: Path) -> tuple:
+    """Returns whether the simulation finds a fault, and what it says."""
     git_apply(patch)
     try:
-        subprocess.run([*TEST[: TEST.index("--")], "--no-run"], cwd=ROOT, check=True, capture_output=True)
-        began = time.monotonic()
-        try:
-            done = subprocess.run(TEST, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
-        except subprocess.TimeoutExpired:
-            return f"no end within {LIMIT_S} s"
-        seconds = time.monotonic() - began
+        status, output, seconds = run_test()
     finally:
         git_apply(patch, "--reverse")
-    reported = re.search(r"^seed \d+, after .*", done.stdout + done.stderr, re.MULTILINE)
-    return f"{seconds:.1f} s: {reported[0][:160]}" if done.returncode and reported else ""
+    reported = re.search(r"^seed \d+, after .*", output, re.MULTILINE)
+    if status is None:
+        return False, f"NOT FOUND: no end within {LIMIT_S} s"
+    if status == 0 or not reported:
+        return False, f"NOT FOUND: exit status {status} after {seconds:.1f} s"
+    return True, f"{seconds:.1f} s: {reported[0][:160]}"
 
 
 def main(names: list) -> int:
@@ -53,10 +73,15 @@ def main(names: list) -> int:
         every = ", ".join(sorted(patch.stem for patch in HERE.glob("*.patch")))
         print(f"unknown faults: {', '.join(unknown)}; there are {every}", file=sys.stderr)
         return 2
+    status, output, seconds = run_test()
+    if status != 0:
+        print(f"{output[-4000:]}\nthe simulation fails without a fault: exit status {status}", file=sys.stderr)
+        return 1
+    print(f"without a fault: passed in {seconds:.1f} s", flush=True)
     missed = []
     for patch in patches:
-        found = find(patch)
-        print(f"{patch.stem}: {found or 'NOT FOUND'}", flush=True)
+        found, said = find(patch)
+        print(f"{patch.stem}: {said}", flush=True)
         missed += [] if found else [patch.stem]
     print(f"{len(patches) - len(missed)} of {len(patches)} faults found")
     return 1 if missed else 0

@@ -1,5 +1,8 @@
-"""Fixtures: the server that most tests share, and separate servers for single tests."""
+"""Fixtures: the server that most tests share, separate servers for single tests, and a directory that other users can reach."""
 
+import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +28,17 @@ def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shared")
     with Server(folder, [EXAMPLES, copy_models(folder / "models")]) as running:
         yield running
+
+
+@pytest.fixture
+def open_path():
+    """A directory that every user can reach, unlike `tmp_path`; it is removed at the end of the test."""
+    is_open = lambda folder: all(above.stat().st_mode & 0o001 for above in (folder, *folder.parents))  # noqa: E731
+    parent = next(folder for folder in (Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp")) if is_open(folder))
+    folder = Path(tempfile.mkdtemp(dir=parent, prefix="pytest-open-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture

@@ -65,15 +65,17 @@ def parts(arguments: list) -> list:
 
 
 def run_parts(arguments: list, outcomes: Outcomes) -> int:
-    """Runs all tests once; returns the exit status of pytest."""
-    status = pytest.ExitCode.OK
+    """Runs all tests once; returns the exit status of pytest, which is not 0 if there was no test in any part."""
+    statuses = []
     for title, part in parts(arguments):
         print(f"== {title}", flush=True)
-        ended = pytest.main(part, plugins=[outcomes])
-        if ended not in (*PASSED, pytest.ExitCode.TESTS_FAILED):
-            return ended
-        status = status if ended in PASSED else ended
-    return status
+        statuses.append(pytest.main(part, plugins=[outcomes]))
+        if statuses[-1] not in (*PASSED, pytest.ExitCode.TESTS_FAILED):
+            return statuses[-1]
+    for status in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.OK):
+        if status in statuses:
+            return status
+    return pytest.ExitCode.NO_TESTS_COLLECTED
 
 
 def run_with_retry(arguments: list) -> int:

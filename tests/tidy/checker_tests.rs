@@ -201,6 +201,7 @@ fn refuses_undeclared_metrics_in_dashboards_and_rules() {
         "label_values(Requests2XX, Hostname)",
         "HandlerTime{Level='Model'} and up{job='x'}",
         "avg_over_time(scrape_duration_seconds[5m])",
+        "max_over_time(nv_a[1h:5m]) - max_over_time(nv_a[$__range:$__interval]) + max_over_time(nv_a[1h : 5m])",
     ] {
         assert_eq!(with_metrics("grafana/a.json", &json(expression)), Vec::<String>::new(), "{expression}");
     }
@@ -212,13 +213,15 @@ fn refuses_undeclared_metrics_in_dashboards_and_rules() {
         ("Requests3XX{a='b'}", "Requests3XX"),
         ("label_values(Requests9XX, Hostname)", "Requests9XX"),
         ("pharos:missing", "pharos:missing"),
+        ("sum(model:missing:rate5m) > 0", "model:missing:rate5m"),
+        ("fleet:missing", "fleet:missing"),
     ] {
         let found = with_metrics("grafana/a.json", &json(expression));
         assert_eq!(found.len(), 1, "{expression}: {found:#?}");
         assert!(found[0].starts_with(&format!("grafana/a.json:2: undeclared metric `{name}`")), "{found:#?}");
     }
-    let rules = "groups:\n  - rules:\n      - record: pharos:a\n        expr: rate(nv_a[5m])\n      - alert: X\n        expr: |\n          \
-                 pharos:a > 0\n            and nv_c > 1\n        for: 5m\n      - expr: \"nv_a{a=\\\"nv_x\\\"} > 0\"\n        \
+    let rules = "groups:\n  - rules:\n      - record: model:a\n        expr: rate(nv_a[5m])\n      - alert: X\n        expr: |\n          \
+                 model:a > 0\n            and nv_c > 1\n        for: 5m\n      - expr: \"nv_a{a=\\\"nv_x\\\"} > 0\"\n        \
                  nv_y: 1\n";
     let found = with_metrics("grafana/rules.yaml", rules);
     assert_eq!(found.len(), 1, "{found:#?}");

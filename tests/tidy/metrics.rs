@@ -16,8 +16,8 @@ const WATCHED: &[&str] = &["grafana/", "deploy/", "prometheus.yaml"];
 /// Keys whose values are expressions, in JSON and in YAML.
 const KEYS: &[&str] = &["expr", "query", "definition", "series"];
 
-/// The prefixes of the server's metrics; `pharos:` is that of recording rules.
-const PREFIXES: &[&str] = &["nv_", "ts_", "pharos_", "process_", "pharos:"];
+/// The prefixes of the server's metrics.
+const PREFIXES: &[&str] = &["nv_", "ts_", "pharos_", "process_"];
 
 /// Metrics of the worker's runtime, which has no enum.
 const OF_THE_WORKER: &[&str] = &["HandlerTime", "PredictionTime", "pharos_sequence_state_bytes"];
@@ -157,8 +157,8 @@ fn json_string(text: &str) -> Option<String> {
     }
 }
 
-/// Returns the metrics that an expression reads: names with our prefixes, names before a selector, and arguments of
-/// `label_values`. Label names, in braces or after `by`, count only if they have a prefix of our metrics.
+/// Returns the metrics that an expression reads: names with our prefixes, names with a colon, which only recording rules have, names
+/// before a selector, and arguments of `label_values`. Label names, in braces or after `by`, count only if they have a prefix of our metrics.
 fn metrics(expression: &str) -> BTreeSet<String> {
     let text = without_labels(expression);
     let (mut found, mut previous) = (BTreeSet::new(), "");
@@ -171,8 +171,9 @@ fn metrics(expression: &str) -> BTreeSet<String> {
         let (word, after) = rest.split_at(end);
         let first = previous == "label_values" && before.trim() == "(" && after.trim_start().starts_with(',');
         let selected = after.starts_with(['{', '[']);
-        let ours = PREFIXES.iter().any(|prefix| word.starts_with(prefix));
-        let named = word.starts_with(|c: char| !c.is_ascii_digit()) && !before.ends_with(['$', '.']);
+        let ours = word.contains(':') || PREFIXES.iter().any(|prefix| word.starts_with(prefix));
+        // Not a duration, or the colon of a subquery.
+        let named = word.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_') && !before.ends_with(['$', '.']);
         if named && (ours || first || selected) {
             found.insert(word.to_owned());
         }

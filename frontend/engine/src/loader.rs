@@ -193,7 +193,7 @@ pub(crate) struct Loader {
     workers: Arc<dyn StartWorkers>,
     /// The directories of files that clients send.
     override_directories: TemporaryDirectories,
-    /// Set when the server exits; cancels the loads.
+    /// Set when the server exits; cancels the loads, and the requests to remote stores.
     exiting: watch::Sender<bool>,
 }
 
@@ -208,7 +208,8 @@ impl Loader {
         metrics: Arc<str>,
         timer: Arc<Timer>,
     ) -> Result<Self, String> {
-        let stores = Stores::new(&settings.stores, &cache)?;
+        let exiting = watch::Sender::new(false);
+        let stores = Stores::new(&settings.stores, &cache, &exiting.subscribe())?;
         for (memory, limit) in settings.on_demand.memory_limits.iter() {
             let limit = limit >> 20;
             match memory {
@@ -240,7 +241,7 @@ impl Loader {
             workers: Arc::new(fork_servers.clone()),
             fork_servers,
             override_directories: TemporaryDirectories::default(),
-            exiting: watch::Sender::new(false),
+            exiting,
             settings,
         })
     }
@@ -320,8 +321,8 @@ impl Loader {
         self.metrics.send_replace(metrics);
     }
 
-    /// Stops polling, cancels loads, drains all models with [`ModelTable::drain`], and removes temporary files. New requests are
-    /// refused already.
+    /// Stops polling, cancels loads and requests to remote stores, drains all models with [`ModelTable::drain`], and removes
+    /// temporary files. New requests are refused already.
     pub(crate) async fn shut_down(&self, limit: Duration) -> Unfinished {
         self.exiting.send_replace(true);
         // A request that was accepted before that is queued, or answered, when its event loop goes on.
@@ -329,7 +330,6 @@ impl Loader {
         let unfinished = self.models.drain(limit).await;
         // The workers of cancelled loads would report that their files are missing.
         let _ = clock::timeout(ENDED, self.override_directories.unused()).await;
-        // Loads that are still fetching files fail now.
         self.stores.close();
         self.override_directories.close();
         unfinished

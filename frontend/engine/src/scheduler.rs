@@ -121,6 +121,10 @@ struct State {
     next_batch: u64,
     /// The busy time of instances that were removed.
     busy_of_removed_ns: u64,
+    /// Instances that were retired and whose processes may still run. They get no new batches, also after a restart.
+    retired: HashSet<InstanceId>,
+    /// When an instance last answered a batch or sent a response.
+    last_answered: Instant,
     /// Whether no instance will return, so that lost requests are not retried.
     closed: bool,
     /// The time of the pending alarm of the timer.
@@ -183,6 +187,8 @@ impl Driver {
             order,
             next_batch: 0,
             busy_of_removed_ns: 0,
+            retired: HashSet::new(),
+            last_answered: Instant(0),
             closed: false,
             armed: None,
         };
@@ -252,10 +258,13 @@ impl Driver {
         answer.unwrap_or_else(|_| lost())
     }
 
-    /// Adds an instance that is ready for batches.
+    /// Adds an instance that is ready for batches. A retired instance is not added again.
     pub(crate) fn instance_ready(&self, instance: InstanceId, link: SharedLink) {
         let now = clock::now();
         self.turn(now, |state| {
+            if state.retired.contains(&instance) {
+                return;
+            }
             let busy = BusyTime::default();
             let (in_flight, deferred) = (Vec::new(), Deferred::new());
             state.members.insert(instance, Member { link, in_flight, deferred, executing_since: now, busy });
@@ -285,19 +294,21 @@ impl Driver {
     pub(crate) fn reject_if_alone(&self) {
         let now = clock::now();
         self.turn(now, |state| {
-            if state.members.is_empty() {
+            if !state.has_open_member() {
                 state.scheduler.reject_all(RejectReason::NoInstance, now);
             }
         });
     }
 
-    /// Rejects requests that have waited longer than `longest`, because no instance has been ready for that time.
-    pub(crate) fn reject_waiting(&self, longest: Duration) {
+    /// Rejects requests that have waited longer than `longest`, if no instance is ready and none has answered anything for that
+    /// time. The first of their consecutive losses was at `lost`.
+    pub(crate) fn reject_waiting(&self, longest: Duration, lost: Instant) {
         let now = clock::now();
-        let longest = u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX);
+        let ns = u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX);
         self.turn(now, |state| {
-            if state.members.is_empty() {
-                let queued = Instant(now.0.saturating_sub(longest));
+            // Between losses, instances may have served.
+            if !state.has_open_member() && now - lost.max(state.last_answered) >= longest {
+                let queued = Instant(now.0.saturating_sub(ns));
                 state.scheduler.reject_queued_before(queued, RejectReason::NotRestarted, now);
             }
         });
@@ -337,6 +348,7 @@ impl Driver {
             let Some(member) = state.members.get_mut(&instance) else { return };
             let Some(position) = member.in_flight.iter().position(|batch| batch.batch == done.batch) else { return };
             let mut batch = member.take(position);
+            state.last_answered = now;
             executing_since = std::mem::replace(&mut member.executing_since, now);
             // A batch that was sent second and finished first (two threads sent concurrently) was never counted as executing.
             let executing = if position > 0 { Some(&batch) } else { member.in_flight.first() };

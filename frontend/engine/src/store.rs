@@ -20,6 +20,7 @@ use std::sync::Arc;
 
 use pharos::metrics::cache::Cache;
 use pharos::repository::{DUPLICATE, Stamp};
+use tokio::sync::watch;
 
 pub use address::{Location, Locations};
 use directory::Directory;
@@ -104,17 +105,23 @@ impl Stores {
         Self { all, namespaces }
     }
 
-    /// Creates all repositories. Copies of objects are kept in the configured directory, or in temporary directories. Needs a
-    /// Tokio runtime.
+    /// Creates all repositories. Copies of objects are kept in the configured directory, or in temporary directories. Requests to
+    /// remote stores end when `exiting` becomes true. Needs a Tokio runtime.
     ///
     /// # Errors
     /// A store cannot be used.
-    pub(crate) fn new(settings: &Settings, cache: &Arc<Cache>) -> Result<Self, String> {
+    pub(crate) fn new(
+        settings: &Settings,
+        cache: &Arc<Cache>,
+        exiting: &watch::Receiver<bool>,
+    ) -> Result<Self, String> {
         let copies = settings.cache_directory.as_deref();
         let store = |location: &Location| -> Result<Box<dyn Store>, String> {
             Ok(match location {
                 Location::Directory(path) => Box::new(Directory::new(path.clone(), settings.model_name.clone())),
-                Location::Objects(address) => Box::new(ObjectRepository::new(address.clone(), copies, cache.clone())?),
+                Location::Objects(address) => {
+                    Box::new(ObjectRepository::new(address.clone(), copies, cache.clone(), exiting.clone())?)
+                }
             })
         };
         let registered = settings.registered.clone().map(|registered| Ok(Box::new(registered) as Box<dyn Store>));

@@ -2,14 +2,17 @@
 //! not read replies: see `crate::worker_session`.
 
 mod device;
+mod handle;
 mod health;
 mod instances;
 mod outage;
+mod running;
 mod warmup;
 
 use std::any::Any;
 use std::io;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -21,16 +24,15 @@ use pharos::metrics::record;
 use pharos::repository::Stamp;
 use pharos::supervisor::{Action, LossReason, Settings, State, Supervisor};
 use pharos::timeline::Instant;
-use pharos::wire::{Load, Loaded, ToWorker, VERSION};
-use tokio::sync::{mpsc, oneshot, watch};
+use pharos::wire::{Device, Load, Loaded, MAX_FRAME, ToWorker, VERSION};
+use tokio::sync::{oneshot, watch};
 
 use crate::calls::Models;
 use crate::launch::Launch;
 use crate::memory::PinnedPool;
 use crate::model_memory::MemoryShare;
-use crate::process::{self, Printed, StartWorkers, TemporaryFiles, WorkerProcess};
+use crate::process::{self, Printed, ProcessPlacement, StartWorkers};
 use crate::scheduler::Driver;
-use crate::scheduler::placement::Placement;
 use crate::store::scan;
 use crate::wire::SharedLink;
 use crate::worker_session::{Event, Session};
@@ -39,13 +41,14 @@ use pharos_os::event_loops::EventLoops;
 use pharos_os::{background, blocking, clock, scheduling};
 use pharos_telemetry::system::{Devices, HostPolicies};
 
-use device::DeviceShare;
+use handle::Stop;
 use health::Health;
-use instances::{InstanceHealth, Stop};
+use instances::InstanceHealth;
 pub(crate) use instances::{InstanceStatus, Instances};
 use outage::{Loss, Next};
+use running::{DeviceShare, Running, next_event, redefine};
 pub(crate) use warmup::WarmUp;
-use warmup::{Warming, warm_up_failed};
+use warmup::warm_up_failed;
 
 /// The interval of trimming memory, draining samples and checking execution times.
 const TICK: Duration = Duration::from_millis(500);
@@ -107,7 +110,6 @@ const LOSSES_UNTIL_BROKEN: u32 = 3;
 /// One instance and its state.
 struct Instance {
     id: InstanceId,
-    placement: Placement,
     plan: Arc<Plan>,
     driver: Arc<Driver>,
     health: Arc<Health>,
@@ -120,46 +122,26 @@ struct Instance {
     /// Notifies the starter once: loaded, or the reason of the failure.
     outcome: Option<oneshot::Sender<Result<Loaded, String>>>,
     _descriptors: Reserved,
-}
-
-/// The current process of an instance.
-struct Running {
-    process: Box<dyn WorkerProcess>,
-    /// Keeps the temporary files of its process.
-    _temporary: Option<TemporaryFiles>,
-    link: SharedLink,
-    events: mpsc::UnboundedReceiver<Event>,
-    loaded: Option<Loaded>,
-    warming: Option<Warming>,
-    /// The time of its start.
-    started: Instant,
-    /// When it is killed if it has not stopped by then.
-    kill_at: Option<Instant>,
-    /// Whether this server has killed it.
-    killed: bool,
-    /// Whether the process has ended; its last frames may not be read yet.
-    has_ended: bool,
-    /// Its share of a GPU.
-    device_share: Option<DeviceShare>,
+    /// Dropped last: those that wait for its end find everything else free.
+    stop: watch::Receiver<Stop>,
 }
 
 impl Instance {
-    fn name(&self) -> Arc<str> {
-        self.health.name()
+    fn name(&self) -> String {
+        self.health.placement().name.clone()
     }
 
-    async fn live(mut self, mut stop: watch::Receiver<Stop>) {
+    async fn live(mut self) {
         let mut machine = Supervisor::new(self.plan.settings, clock::now());
         let mut running: Option<Running> = None;
         let mut wanted = Stop::No;
         let mut metrics = self.plan.metrics.clone();
         loop {
-            while let Some(action) = machine.poll_action() {
+            while let Some(action) = self.next_action(&mut machine) {
                 self.perform(action, &mut machine, &mut running).await;
             }
             if let Some(running) = running.as_mut().filter(|_| wanted == Stop::Now) {
-                running.killed = true;
-                let _ = running.process.start_kill();
+                running.kill();
             }
             self.show(machine.state());
             if matches!(machine.state(), State::Failed | State::Stopped) && running.is_none() {
@@ -171,12 +153,37 @@ impl Instance {
             tokio::select! {
                 event = next_event(&mut running) => self.on_event(event, &mut machine, &mut running).await,
                 () = clock::sleep_until(due) => self.tick(&mut machine, &mut running),
-                Ok(()) = metrics.changed() => redefine(&running, &metrics.borrow_and_update()),
+                Ok(()) = metrics.changed() => redefine(&running, &self.name(), &metrics.borrow_and_update()),
                 // A dropped sender stops the instance too.
-                changed = stop.changed(), if wanted == Stop::No || stop.has_changed().is_ok() => {
-                    wanted = changed.map_or(Stop::Drain, |()| *stop.borrow_and_update());
-                    machine.stop(clock::now());
+                changed = self.stop.changed(), if wanted < Stop::Drain || self.stop.has_changed().is_ok() => {
+                    wanted = changed.map_or(Stop::Drain, |()| *self.stop.borrow_and_update());
+                    if wanted > Stop::Close {
+                        machine.stop(clock::now());
+                    }
                 }
+            }
+        }
+    }
+
+    /// Returns the next action. An instance that is being removed and is not ready has no work and is stopped.
+    fn next_action(&self, machine: &mut Supervisor) -> Option<Action> {
+        if *self.stop.borrow() == Stop::Close && !matches!(machine.state(), State::Ready { .. }) {
+            machine.stop(clock::now());
+        }
+        machine.poll_action()
+    }
+
+    /// Waits for a part of a start or of an examination. Returns `None` if the instance is stopped, or removed, meanwhile.
+    async fn unless_stopped<T>(&self, part: impl Future<Output = T>) -> Option<T> {
+        let (mut part, mut stop) = (pin!(part), self.stop.clone());
+        // A dropped sender stops the instance too.
+        let mut stopped = pin!(async { drop(stop.wait_for(|stop| *stop != Stop::No).await) });
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut part => return Some(done),
+                () = &mut stopped => return None,
+                () = clock::sleep_until(next_tick()) => self.limit_waiting(),
             }
         }
     }
@@ -184,19 +191,19 @@ impl Instance {
     async fn perform(&mut self, action: Action, machine: &mut Supervisor, running: &mut Option<Running>) {
         match action {
             Action::Spawn => self.begin(machine, running).await,
-            Action::Kill { reason } => kill(running, &reason),
+            Action::Kill { reason } => running::end(running, &reason),
             Action::ReportReady => {
                 self.check_files().await;
                 self.report_ready(running);
             }
             Action::ReportLost { reason } => {
-                tracing::error!(instance = %self.name(), "instance lost: {reason}; it will be restarted");
+                tracing::error!(instance = %self.name(), "instance lost: {reason}; {}", after_loss(machine.state()));
                 self.losses = self.losses.saturating_add(1);
                 self.take_out_of_service();
                 self.health.first_loss.store(machine.first_loss().0, Ordering::Relaxed);
                 // Keep the first of several consecutive losses.
                 let _ = self.health.lost.compare_exchange(0, clock::now().0, Ordering::Relaxed, Ordering::Relaxed);
-                let of_device = self.placement.device.is_some()
+                let of_device = self.health.placement().device.is_some()
                     && matches!(reason, LossReason::DeviceLost(_) | LossReason::LoadFailed(_));
                 self.health.set_failure(of_device.then(|| reason.to_string()));
                 let (reason, next) = (reason.to_string(), Next::of(machine.state()));
@@ -233,7 +240,7 @@ impl Instance {
     async fn spawn(&self, device_share: Option<DeviceShare>) -> io::Result<Running> {
         let started = clock::now();
         let (cache, series) = (self.plan.cache.clone(), self.driver.series.clone());
-        let name = record::worker_name(&cache, &series, self.id.0).unwrap_or_else(|| self.name().to_string());
+        let name = record::worker_name(&cache, &series, self.id.0).unwrap_or_else(|| self.name());
         let printed = Printed { name, cache, series };
         let name = self.name();
         let placement = self.process_placement(&name, device_share.as_ref());
@@ -242,20 +249,7 @@ impl Instance {
         let link = Arc::new(worker.link);
         let device = device_share.as_ref().map(DeviceShare::device);
         link.arenas.inputs.keep(device.as_ref().map_or(0, |device| device.pinned));
-        link.send(&ToWorker::Load(Load {
-            wire_version: VERSION,
-            model: self.driver.model.name.to_string(),
-            version: self.driver.model.version,
-            instance: self.name().to_string(),
-            directory: self.plan.directory.to_string_lossy().into_owned(),
-            config: self.driver.config.encode(),
-            initial_states: self.plan.initial_states.to_string_lossy().into_owned(),
-            threads: placement.threads,
-            spin_us: self.plan.spin_us,
-            metrics: self.plan.metrics.borrow().to_string(),
-            auto_detect: self.plan.cache.auto_detect(),
-            device,
-        }));
+        send(&link, &self.load(&placement, device))?;
         let models = self.plan.models.clone();
         let events = Session::start(link.clone(), self.driver.clone(), self.id, models, self.plan.cache.clone());
         let pid = worker.process.id();
@@ -270,12 +264,31 @@ impl Instance {
             link,
             events,
             loaded: None,
+            has_loaded: false,
             warming: None,
             started,
             kill_at: None,
             killed: false,
             has_ended: false,
             device_share,
+        })
+    }
+
+    /// Returns the first message to a process.
+    fn load(&self, placement: &ProcessPlacement<'_>, device: Option<Device>) -> ToWorker {
+        ToWorker::Load(Load {
+            wire_version: VERSION,
+            model: self.driver.model.name.to_string(),
+            version: self.driver.model.version,
+            instance: self.name(),
+            directory: self.plan.directory.to_string_lossy().into_owned(),
+            config: self.driver.config.encode(),
+            initial_states: self.plan.initial_states.to_string_lossy().into_owned(),
+            threads: placement.threads,
+            spin_us: self.plan.spin_us,
+            metrics: self.plan.metrics.borrow().to_string(),
+            auto_detect: self.plan.cache.auto_detect(),
+            device,
         })
     }
 
@@ -296,12 +309,8 @@ impl Instance {
             // Its first thread takes the requests.
             scheduling::shorten_slices(pid);
         }
-        self.health.set_link(Some(running.link.clone()));
-        self.health.ready.store(true, Ordering::Relaxed);
+        self.health.set_ready(running.link.clone());
         self.losses = 0;
-        self.health.lost.store(0, Ordering::Relaxed);
-        self.health.set_failure(None);
-        self.health.set_loss(None);
         let load_ms = clock::now().ns_since(running.started) / 1_000_000;
         record::worker_loaded(&self.plan.cache, &self.driver.series, self.id.0, load_ms);
         if !self.health.passive {
@@ -348,7 +357,7 @@ impl Instance {
             Event::Loaded(loaded) => {
                 if let Some(running) = running {
                     Self::registered(running, &loaded);
-                    running.loaded = Some(loaded);
+                    (running.loaded, running.has_loaded) = (Some(loaded), true);
                 }
                 self.warm_up(0, machine, running);
             }
@@ -358,32 +367,43 @@ impl Instance {
                 let reason = process::why_not_loaded(&self.plan.launch, &self.driver.model.name, reason);
                 machine.load_failed(reason, clock::now());
             }
-            Event::Ended(reason) => self.ended(&reason, machine, running).await,
+            Event::Ended { reason, is_fault } => self.ended((&reason, is_fault), machine, running).await,
         }
     }
 
     /// Handles the end of the connection: waits briefly for the process to exit, and kills it otherwise.
-    async fn ended(&mut self, reason: &str, machine: &mut Supervisor, running: &mut Option<Running>) {
+    async fn ended(
+        &mut self,
+        (reason, is_fault): (&str, bool),
+        machine: &mut Supervisor,
+        running: &mut Option<Running>,
+    ) {
         let Some(mut over) = running.take() else { return };
         // Immediately, so that nothing is sent to it while waiting for the process.
         self.take_out_of_service();
+        if is_fault {
+            // The process ends because of it, and how says nothing.
+            machine.disconnected(reason, clock::now());
+        }
         let exited = clock::timeout(Duration::from_secs(1), over.process.wait()).await;
         let how = match exited {
             Some(Ok(status)) => {
-                if process::killed_by_system(status) && !over.killed {
+                if process::killed_by_system(status) && !over.killed && !is_fault {
                     self.driver.mark_killed();
                 }
                 // The cause is more useful than how the process ended.
-                if let Some(reason) = self.why_not_started(&over, machine).await {
-                    machine.load_failed(reason, clock::now());
+                let why = self.unless_stopped(self.why_not_started(&over, machine)).await;
+                match why {
+                    Some(Some(reason)) => machine.load_failed(reason, clock::now()),
+                    Some(None) => {}
+                    None => machine.stop(clock::now()),
                 }
                 over.process.describe(status)
             }
             _ => {
                 // The process still runs: it closed its connection or broke the protocol.
                 machine.disconnected(reason, clock::now());
-                // Fails if it has ended.
-                let _ = over.process.start_kill();
+                over.kill();
                 let _ = over.process.wait().await;
                 reason.to_owned()
             }
@@ -401,25 +421,30 @@ impl Instance {
         if loading { process::why_not_started(&self.plan.launch, &self.driver.model.name).await } else { None }
     }
 
+    /// Rejects requests that have waited too long for any instance.
+    fn limit_waiting(&self) {
+        if let Some(lost) = self.all.waited_for().filter(|lost| clock::now() - *lost >= self.plan.max_wait) {
+            self.driver.reject_waiting(self.plan.max_wait, lost);
+        }
+    }
+
     fn tick(&self, machine: &mut Supervisor, running: &mut Option<Running>) {
         if let Some(running) = running {
             running.link.arenas.inputs.trim();
             running.link.release_unused();
             running.link.ring.tick(&self.plan.cache, &self.driver.series);
             if running.kill_at.is_some_and(|at| at <= clock::now()) {
-                if !std::mem::replace(&mut running.killed, true) {
+                if !running.killed {
                     tracing::warn!(
                         instance = %self.name(),
                         "worker killed: it did not end within {STOP_TIMEOUT:?} of the request to stop, for example because its \
                          model's `finalize` took longer"
                     );
                 }
-                let _ = running.process.start_kill();
+                running.kill();
             }
         }
-        if self.all.waited_for().is_some_and(|since| clock::now() - since >= self.plan.max_wait) {
-            self.driver.reject_waiting(self.plan.max_wait);
-        }
+        self.limit_waiting();
         self.look_at_device(machine, running);
         let limit = self.plan.settings.execution_timeout;
         if !limit.is_zero() {
@@ -438,41 +463,27 @@ impl Instance {
     }
 }
 
-/// Sends the new text of `metrics.yaml` to a running worker; a starting one reads it after loading its model.
-fn redefine(running: &Option<Running>, text: &str) {
-    if let Some(running) = running {
-        running.link.send(&ToWorker::Metrics(text.to_owned()));
+/// Returns what follows the loss of an instance in this state.
+fn after_loss(state: State) -> &'static str {
+    match state {
+        State::Failed => "the time for its restarts is over",
+        State::Stopping | State::Stopped => "it is being removed and is not restarted",
+        _ => "it will be restarted",
     }
 }
 
-/// Ends the process: asks it to stop if it is no longer needed, kills it otherwise.
-fn kill(running: &mut Option<Running>, reason: &LossReason) {
-    let Some(running) = running else { return };
-    if let Some(pid) = running.process.id().filter(|_| background::is_entered()) {
-        // The kernel's work at its end, which frees its memory, is long.
-        background::put(pid);
+/// Sends the first message to a process.
+///
+/// # Errors
+/// It is too long.
+fn send(link: &SharedLink, load: &ToWorker) -> io::Result<()> {
+    if link.send(load) {
+        return Ok(());
     }
-    if *reason == LossReason::Stopped {
-        running.link.send(&ToWorker::Shutdown);
-        running.kill_at = Some(clock::now() + STOP_TIMEOUT);
-    } else {
-        running.killed = true;
-        let _ = running.process.start_kill();
-    }
-}
-
-/// Waits for the next event of the process. Its connection ends with it, also if another process holds it open, such as one that the
-/// model has forked.
-async fn next_event(running: &mut Option<Running>) -> Event {
-    let Some(running) = running else { return std::future::pending().await };
-    loop {
-        tokio::select! {
-            biased;
-            event = running.events.recv() => return event.unwrap_or_else(|| Event::Ended("no reason given".to_owned())),
-            _ = running.process.wait(), if !running.has_ended => {
-                running.has_ended = true;
-                running.link.close();
-            }
-        }
-    }
+    let mut frame = Vec::new();
+    load.encode(&mut frame);
+    let bytes = frame.len();
+    Err(io::Error::other(format!(
+        "the message with its configuration and metrics.yaml has {bytes} bytes; {MAX_FRAME} are allowed"
+    )))
 }

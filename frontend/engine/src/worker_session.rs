@@ -32,8 +32,11 @@ pub(crate) enum Event {
     WarmUpFailed(InferError),
     /// A warm-up batch is done.
     WarmedUp(Done),
-    /// The connection has ended, with the reason.
-    Ended(String),
+    /// The connection has ended. A fault is its own cause; otherwise it probably ended with the process.
+    Ended {
+        reason: String,
+        is_fault: bool,
+    },
 }
 
 /// The connection to one process of an instance.
@@ -102,8 +105,11 @@ impl Session {
         event_loops::forget(&source);
         self.link.ring.close(&self.cache, &self.driver.series);
         let end = self.link.fault().map_or(end, |corrupt| Err(io::Error::other(corrupt)));
-        let reason = end.err().map_or_else(|| "the worker closed the connection".to_owned(), |error| error.to_string());
-        self.report(Event::Ended(reason));
+        self.link.end_readiness();
+        let fault = end.err().map(|error| error.to_string());
+        let is_fault = fault.is_some();
+        let reason = fault.unwrap_or_else(|| "the worker closed the connection".to_owned());
+        self.report(Event::Ended { reason, is_fault });
     }
 
     /// Handles frames until the worker closes the connection. While frames arrive, the event loop polls for them

@@ -12,11 +12,16 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// Waits until a child ends, and returns how. Kills it at the time limit, or if its end cannot be known, and then returns `None`.
 /// Blocks.
 pub fn wait_within(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
+    wait_while(child, limit, || true)
+}
+
+/// Waits as [`wait_within`] does, and kills the child too if it is not `wanted` any more.
+pub fn wait_while(child: &mut Child, limit: Duration, wanted: impl Fn() -> bool) -> Option<ExitStatus> {
     let begun = clock::now();
     loop {
         match child.try_wait() {
             Ok(Some(status)) => return Some(status),
-            Ok(None) if clock::now() - begun < limit => thread::sleep(PAUSE),
+            Ok(None) if clock::now() - begun < limit && wanted() => thread::sleep(PAUSE),
             _ => {
                 // Fails if it has ended.
                 let _ = child.kill();
@@ -41,5 +46,8 @@ mod tests {
         let mut long = start("60");
         assert_eq!(wait_within(&mut long, Duration::from_millis(1)), None);
         assert!(!long.wait().unwrap().success());
+        let mut unwanted = start("60");
+        assert_eq!(wait_while(&mut unwanted, Duration::from_secs(60), || false), None);
+        assert!(!unwanted.wait().unwrap().success());
     }
 }

@@ -95,13 +95,13 @@ impl Endpoints {
         Ok(tasks)
     }
 
-    /// Ends the wait for workers, writes the last snapshot and removes the invalidated tokens. Does nothing after an incomplete
-    /// start: not all models are registered, and their snapshot would replace a complete one.
+    /// Ends downloads and the wait for workers, writes the last snapshot and removes the invalidated tokens. Writes no snapshot after
+    /// an incomplete start: not all models are registered, and their snapshot would replace a complete one.
     pub(super) fn stopping(&self) {
+        self.registry.stop_waiting();
         if self.start.is_some() {
             return;
         }
-        self.registry.stop_waiting();
         save(&self.settings, Kind::Shutdown, &self.registry);
         if let Some(token) = &self.settings.token {
             torchserve::remove_tokens(&token.file);

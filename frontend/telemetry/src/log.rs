@@ -27,7 +27,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 pub(crate) use line_file::ends_within_line;
 use lines::{Parts, formatted};
 use outlet::{Form, Outlet};
-use pharos_os::clock;
+use pharos_os::{blocking, clock};
 use sinks::Plain;
 use torchserve::Journal;
 
@@ -133,6 +133,9 @@ impl Guard {
         let (info, warning, error) = (Some(info), Some(warning), Some(error));
         update(Update { info, warning, error, verbose: Some(verbose), format: Some(format) });
         std::panic::set_hook(Box::new(|panic| {
+            if blocking::is_expected_panic() {
+                return;
+            }
             let backtrace = std::backtrace::Backtrace::capture();
             let thread = thread::current();
             tracing::error!("thread '{}' {panic}", thread.name().unwrap_or("-"));

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use percent_encoding::percent_decode_str;
 use serde_json::Value;
+use tokio::sync::watch;
 
 use super::{ModelYaml, Refused, RegistrationParameters, Settings};
 use pharos_os::blocking;
@@ -93,27 +94,37 @@ impl Archive {
 
 /// Opens the archive at `url`: a file or a directory in the model store, a `file://`, `http://` or `https://` URL, or the path of
 /// a directory. Keeps downloaded archives in the model store. Blocks during download and unpacking; inside a runtime, call it
-/// where blocking is allowed.
+/// where blocking is allowed. Downloads and installations end when `exiting` becomes true.
 ///
 /// # Errors
-/// The archive is missing, not allowed or invalid. In these cases a downloaded file is removed again.
-pub fn open(settings: &Settings, url: &str, asked: &RegistrationParameters) -> Result<Archive, Refused> {
-    let found = find(settings, url, asked.at_start)?;
-    let opened = opened(settings, url, asked, &found);
+/// The archive is missing, not allowed or invalid, or the server exits. In these cases a downloaded file is removed again.
+pub fn open(
+    settings: &Settings,
+    url: &str,
+    asked: &RegistrationParameters,
+    exiting: &watch::Receiver<bool>,
+) -> Result<Archive, Refused> {
+    let found = find(settings, url, asked.at_start, exiting)?;
+    let opened = opened(settings, (url, asked), &found, exiting);
     if let (Err(_), Some(kept)) = (&opened, &found.kept) {
         kept.remove();
     }
     opened
 }
 
-fn opened(settings: &Settings, url: &str, asked: &RegistrationParameters, found: &Found) -> Result<Archive, Refused> {
+fn opened(
+    settings: &Settings,
+    (url, asked): (&str, &RegistrationParameters),
+    found: &Found,
+    exiting: &watch::Receiver<bool>,
+) -> Result<Archive, Refused> {
     let files = match found.path.is_dir() {
         true => Unpacked { root: within(&found.path), own: None },
         false => unpacked(settings, url, &found.path)?,
     };
     let named = asked.model_name.is_some() || asked.at_start;
     let mut archive = manifest::read(url, files, named)?;
-    archive.packages = requirements::install(settings, &archive)?.map(Arc::new);
+    archive.packages = requirements::install(settings, &archive, exiting)?.map(Arc::new);
     (archive.stored, archive.kept) = (found.name.clone(), found.kept.clone());
     tracing::info!(model = archive.model_name, version = archive.version, "opened archive '{url}'");
     Ok(archive)
@@ -137,7 +148,7 @@ impl Found {
 }
 
 /// Finds the archive of a URL on this machine, or downloads it.
-fn find(settings: &Settings, url: &str, at_start: bool) -> Result<Found, Refused> {
+fn find(settings: &Settings, url: &str, at_start: bool, exiting: &watch::Receiver<bool>) -> Result<Found, Refused> {
     if url.is_empty() {
         return Err(Refused::not_found("empty url"));
     }
@@ -146,7 +157,8 @@ fn find(settings: &Settings, url: &str, at_start: bool) -> Result<Found, Refused
     }
     if is_remote(url) {
         allow(settings, url, url)?;
-        return fetched(settings, url, at_start, |file| fetch::fetch(url, file, |place| allow(settings, url, place)));
+        let allowed = |place: &str| allow(settings, url, place);
+        return fetched(settings, url, at_start, |file| fetch::fetch(url, file, exiting, allowed));
     }
     let missing = || Refused::not_found(format!("Model not found at: {url}"));
     if let Some(path) = file_url(url) {

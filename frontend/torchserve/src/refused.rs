@@ -3,6 +3,7 @@
 use std::fmt;
 
 use pharos::error::Reason;
+use pharos::service::EXITING_TEXT;
 
 /// An error, as in the response body.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,6 +69,11 @@ impl Refused {
     /// The model version is already registered.
     pub fn conflict(message: impl Into<String>) -> Self {
         Self::new(409, "ConflictStatusException", message.into())
+    }
+
+    /// The server exits.
+    pub fn exiting() -> Self {
+        Self::new(503, "ServiceUnavailableException", EXITING_TEXT.to_owned())
     }
 
     /// An internal error.

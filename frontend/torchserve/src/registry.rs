@@ -15,7 +15,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::model::MAX_INSTANCES;
-use pharos::service::{Management, Naming, Resolved};
+use pharos::service::{EXITING_TEXT, Management, Naming, Resolved};
 use pharos_os::blocking;
 use tokio::sync::{Mutex, watch};
 
@@ -43,6 +43,8 @@ pub struct Registry<S: Management> {
     // Locked while a version is registered or unregistered, from choosing its name until its entry is changed.
     turn: Mutex<()>,
     changes: watch::Sender<u64>,
+    /// Set when the server exits; ends downloads and installations of packages.
+    exiting: watch::Sender<bool>,
 }
 
 /// The result of a change: a status and a message.
@@ -79,8 +81,8 @@ impl<S: Management> Registry<S> {
     /// Creates an empty registry.
     pub fn new(service: S, settings: Arc<Settings>, repository: PathBuf) -> Arc<Self> {
         let changes = watch::Sender::new(0);
-        let (models, turn) = (RwLock::default(), Mutex::new(()));
-        Arc::new(Self { service, settings, repository, models, turn, changes })
+        let (models, turn, exiting) = (RwLock::default(), Mutex::new(()), watch::Sender::new(false));
+        Arc::new(Self { service, settings, repository, models, turn, changes, exiting })
     }
 
     /// Returns a receiver that is notified of every registration, scaling, unregistration and change of the default version.
@@ -142,7 +144,8 @@ impl<S: Management> Registry<S> {
     /// Opens an archive and registers it as a version of a model, without starting workers.
     async fn add(self: &Arc<Self>, url: &str, asked: RegistrationParameters) -> Result<Arc<Version>, Refused> {
         let (settings, place, wanted) = (self.settings.clone(), url.to_owned(), asked.clone());
-        let opened = blocking::run(move || super::open(&settings, &place, &wanted)).await;
+        let exiting = self.exiting.subscribe();
+        let opened = blocking::run(move || super::open(&settings, &place, &wanted, &exiting)).await;
         let archive =
             opened.unwrap_or_else(|error| Err(Refused::internal(format!("Failed to save model: {error}"))))?;
         let kept = archive.kept.clone();
@@ -344,8 +347,9 @@ impl<S: Management> Registry<S> {
         Ok(model.versions.values().cloned().collect())
     }
 
-    /// Ends the wait of requests for workers that are still loading, because the server is shutting down.
+    /// Ends downloads and installations of packages, and the wait of requests for workers that are still loading, because the server is shutting down.
     pub fn stop_waiting(&self) {
+        self.exiting.send_replace(true);
         self.read().values().flat_map(|model| model.versions.values()).for_each(|version| version.stop_waiting());
     }
 
@@ -433,5 +437,8 @@ fn not_started(version: &Version, reason: &str) -> Refused {
     // The reason that the engine reports for the model's only version.
     let why = reason.split_once(" is at UNAVAILABLE state: ").map_or(reason, |(_, why)| why);
     let why = why.trim().trim_end_matches(';').trim_end();
+    if why == EXITING_TEXT {
+        return Refused::exiting();
+    }
     Refused::internal(format!("Failed to start workers for model {name} version: {text}: {why}"))
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from harness.server import ROOT, Server, binary
+from harness.server import ROOT, Process, Server, binary
 
 DEPLOY = ROOT / "deploy"
 MODELS = "/mnt/models"
@@ -115,7 +115,7 @@ class Container(Server):
     def launch(self, **_):
         """Starts the process without the variables of the tests."""
         with open(self.log_path, "wb") as log:
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, env=self.environment)
+            self.process = Process(self.command, stdout=log, stderr=log, env=self.environment)
 
     def probe(self, name: str) -> int:
         """Sends the request of a probe; returns the status."""

@@ -21,7 +21,7 @@ from deploy.wheels import NATIVE, packer
 from harness.inference import one
 from harness.models import write
 from harness.ports import free_ports
-from harness.server import EXAMPLES, STOP_S, Server, binary, children, command_line, kill_all
+from harness.server import EXAMPLES, STOP_S, Process, Server, binary, children, command_line, kill_all
 from harness.waiting import eventually
 
 FILE = DEPLOY / "Containerfile"
@@ -143,7 +143,7 @@ class Boxed(Server):
     def launch(self, **_):
         """Starts the process in the image."""
         with open(self.log_path, "wb") as log:
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
+            self.process = Process(self.command, stdout=log, stderr=log)
 
     def terminate(self) -> int:
         """Sends SIGTERM to process 1; returns the exit code."""

@@ -14,7 +14,7 @@ import pytest
 
 from deploy.wheels import NATIVE, elf, packer
 from harness.ports import free_ports
-from harness.server import EXAMPLES, ROOT, Server, binary
+from harness.server import EXAMPLES, ROOT, Process, Server, binary
 from harness.waiting import DEADLINE_S, eventually
 
 MOST_BYTES = 40e6
@@ -75,7 +75,7 @@ class Installed(Server):
         """Starts the process with the variables of a plain login."""
         with open(self.log_path, "wb") as log:
             environment = {"PATH": "/usr/bin:/bin", "HOME": str(self.log_path.parent)}
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, env=environment, cwd=self.log_path.parent)
+            self.process = Process(self.command, stdout=log, stderr=log, env=environment, cwd=self.log_path.parent)
 
 
 def test_the_wheel_has_every_file_and_is_small(wheel):

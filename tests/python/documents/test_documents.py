@@ -196,6 +196,8 @@ def test_a_model_of_your_own(tmp_path):
 def test_metrics_of_the_first_model(server):
     """Each metric that the page shows of `digits` is in the scrape, with the same labels."""
     (block,) = of_test("test_metrics_of_the_first_model")
+    image = {"name": "image", "datatype": "FP32", "shape": [1, 8, 8], "data": [0] * 64}
+    assert server.infer("digits", {"inputs": [image]})[0] == 200
     _, scrape = server.get("/metrics", server.metrics)
     for line in block.text.splitlines()[:-1]:
         series = re.escape(line.rpartition(" ")[0]).replace("box", r"[^\"]*")

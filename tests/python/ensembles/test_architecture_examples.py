@@ -12,7 +12,7 @@ from tritonclient.utils import InferenceServerException
 from harness.models import write
 from harness.onnx_file import constant, model, node
 from harness.server import Server
-from harness.waiting import DEADLINE_S, holds_for
+from harness.waiting import holds_for, join_all
 
 
 def control(name: str, kind: str, what="fp32_false_true: [ 0, 1 ]") -> str:
@@ -240,7 +240,7 @@ def waits_for_a_slot(client, name: str, started: list, ended: list):
     fifth.start()
     holds_for("the fifth sequence waits", 0.3, lambda: seen == [])
     step(client, name, 2, ")")
-    fifth.join(DEADLINE_S)
+    join_all([fifth])
     assert seen == [started]
     assert step(client, name, 5, ")") == ended
     for sequence in (1, 3, 4):

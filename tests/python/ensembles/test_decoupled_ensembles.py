@@ -17,14 +17,14 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from ensembles.decoupled import ENSEMBLES, MEMBERS, asked, one, read, stub, values
-from harness.connections import connect, post
+from harness.connections import connect, next_bytes, post
 from harness.processes import held, memory
 from harness.sequence_models import config as sequence_config, controls
 from harness.server import Server, total
 from harness.statistics import until_received
 from harness.stream_models import REPEAT, build, ensemble, model, passed, repeated, step
 from harness.streams import Collected, repeat_inputs
-from harness.waiting import DEADLINE_S, eventually, holds_for, pause_as_client, settled
+from harness.waiting import DEADLINE_S, eventually, holds_for, join_all, pause_as_client, settled
 
 FAILURES, STEP = "nv_inference_request_failure", "pharos_ensemble_step_duration_seconds"
 IN_FLIGHT = "pharos_ensemble_inflight_requests"
@@ -111,10 +111,10 @@ def test_responses_are_sent_as_they_are_made(server):
         connection.sendall(post("/v2/models/chain/generate_stream", body))
         text = b""
         while b'"OUT":1,' not in text:
-            text += connection.recv(4096)
+            text += next_bytes(connection)
         assert inference(server, "chain")["success"]["count"] == answered and b'"OUT":2,' not in text
         while b'"OUT":3,' not in text:
-            text += connection.recv(4096)
+            text += next_bytes(connection)
 
 
 def test_interfaces_with_one_answer(server):
@@ -334,7 +334,7 @@ class Watch:
 
     def __init__(self, look):
         self.look, self.seen, self.over = look, [], threading.Event()
-        self.thread = threading.Thread(target=self.run)
+        self.thread = threading.Thread(target=self.run, daemon=True)
 
     def run(self):
         while not self.over.is_set():
@@ -346,7 +346,7 @@ class Watch:
 
     def __exit__(self, *_):
         self.over.set()
-        self.thread.join()
+        join_all([self.thread])
 
 
 def pending(server, name: str) -> float:

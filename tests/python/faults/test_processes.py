@@ -70,17 +70,14 @@ def processes_of_the_user() -> list:
 
 
 @pytest.fixture
-def place(tmp_path):
+def place(open_path):
     """Programs and models that the other user can read, and a folder that it can write to."""
-    for folder in (tmp_path, *tmp_path.parents):
-        if not folder.stat().st_mode & 0o001:
-            folder.chmod(0o711)
     for name in ("pharos", "pharos-worker"):
-        shutil.copy(binary().with_name(name), tmp_path)
-    copy_models(tmp_path / "models", ["identity_fp32"])
-    (tmp_path / "writable").mkdir()
-    os.chown(tmp_path / "writable", USER, USER)
-    return tmp_path
+        shutil.copy(binary().with_name(name), open_path)
+    copy_models(open_path / "models", ["identity_fp32"])
+    (open_path / "writable").mkdir()
+    os.chown(open_path / "writable", USER, USER)
+    return open_path
 
 
 def not_refused(status: int, answer: dict) -> tuple:
@@ -141,6 +138,11 @@ def test_requests_that_need_another_thread_get_the_reason(place):
 
             status, text = ask("POST", "/v2/repository/index")
             assert status == 500 and f"cannot read the model repositories: no thread can be started. {REMEDY}" in text, (status, text)
+            assert ask("POST", "/v2/repository/index")[0] == 500
+            log = server.log.read_text()
+            warnings = [line for line in log.splitlines() if " WARN " in line and "no thread can be started" in line]
+            assert len(warnings) == 1 and REMEDY in warnings[0] and REASON in warnings[0], server.log_tail()
+            assert "panicked" not in log, "a panic stops an event loop while its backtrace is made"
             assert ask("GET", "/v2/health/ready")[0] == 200
             assert server.infer("identity_fp32", one("FP32", [1, 1], [1]))[0] == 200
             limit(1000)

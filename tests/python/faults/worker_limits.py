@@ -149,11 +149,11 @@ def test_each_worker_has_a_group_with_the_limits(tmp_path, forks):
     server.stop()
 
 
-def test_workers_of_another_user_have_groups_that_they_cannot_change(tmp_path):
-    mounts, environment = reachable(tmp_path)
+def test_workers_of_another_user_have_groups_that_they_cannot_change(open_path):
+    mounts, environment = reachable(open_path)
     options = [FLAG, f"--worker-memory-limit={300 * MIB}"]
     through = ["unshare", "--mount", "sh", "-e", "-c", f'{mounts}\nexec "$@"', "sh"]
-    server = Service(tmp_path, repository(tmp_path), *options, through=through)
+    server = Service(open_path, repository(open_path), *options, through=through)
     server.environment = environment
     with server:
         assert serves(server)

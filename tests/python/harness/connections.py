@@ -22,8 +22,17 @@ def post(path: str, body: bytes, *headers: str) -> bytes:
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
+def next_bytes(connection: socket.socket) -> bytes:
+    """Returns the next bytes of a connection that the server must not close yet: its end is a `ConnectionError`."""
+    data = connection.recv(65536)
+    if not data:
+        raise ConnectionError("the server has closed the connection")
+    return data
+
+
 def read_response(connection: socket.socket) -> tuple:
-    """Reads one HTTP/1.1 response with a Content-Length; returns the status and the body. Status 0: the connection was closed."""
+    """Reads one HTTP/1.1 response with a Content-Length; returns the status and the body. Status 0: the connection was closed
+    before the end of the head. Its end within the body is a `ConnectionError`."""
     data = b""
     while b"\r\n\r\n" not in data:
         part = connection.recv(65536)
@@ -33,5 +42,5 @@ def read_response(connection: socket.socket) -> tuple:
     head, _, body = data.partition(b"\r\n\r\n")
     fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
     while len(body) < int(fields.get(b"content-length", 0)):
-        body += connection.recv(65536)
+        body += next_bytes(connection)
     return int(head.split()[1]), body

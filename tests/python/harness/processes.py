@@ -43,14 +43,13 @@ def memory(server) -> int:
     return sum(mapped(pid, "Pss") for pid in {server.process.pid, *server.workers()})
 
 
-def written(pids) -> int:
-    """Returns the bytes that these processes have written in private memory; an ended process has none."""
-    total = 0
-    for pid in pids:
-        # The file of an ended process is missing, unreadable or empty.
-        with contextlib.suppress(OSError, KeyError):
-            total += mapped(pid, "Private_Dirty")
-    return total
+def used_bytes(pid: int) -> int:
+    """Returns the bytes that a worker uses, counted as the server counts them (`written_memory`): private pages that it has written,
+    swapped pages, and the memory that it shares with the server, half of which is its proportional share. An ended process uses none."""
+    # The file of an ended process is missing, unreadable or empty.
+    with contextlib.suppress(OSError, KeyError):
+        return mapped(pid, "Private_Dirty", "SwapPss") + 2 * mapped(pid, "Pss_Shmem")
+    return 0
 
 
 def resident_kb(server) -> int:

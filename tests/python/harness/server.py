@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,8 @@ START_S = 300
 """Longer than the usual deadline: many workers import large Python packages at the same time. A server that ends fails at once."""
 STOP_S = 45
 """More than `--exit-timeout-secs`, 30 s by default."""
+PANIC = re.compile(rb"thread '[^'\n]*'(?: \(\d+\))? panicked at .*")
+"""The line of a panic, of the server or of a worker."""
 
 
 def binary() -> Path:
@@ -41,8 +44,42 @@ def log_is_written(pid: int) -> bool:
     return True
 
 
+class Process(subprocess.Popen):
+    """The process of a server, which knows what its test expects. `is_expected_to_end`: the test has sent a signal that ends a
+    process, or has waited for its end."""
+
+    def __init__(self, *arguments, **options):
+        self.is_expected_to_end, self.signals = False, set()
+        super().__init__(*arguments, **options)
+
+    def send_signal(self, number: int):
+        """Sends a signal, unless the process has ended; `terminate` and `kill` call it too."""
+        if self.poll() is None:
+            self.signals.add(number)
+            self.is_expected_to_end |= number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
+        super().send_signal(number)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for the end and returns the exit code."""
+        code = super().wait(timeout)
+        self.is_expected_to_end = True
+        return code
+
+
+def check_process(process: Process, log: Path, may_panic=False):
+    """Fails if a process has ended although its test did not end it, or by a signal that its test has not sent, or if a thread of the
+    server or of a worker has panicked. `log` is the file with the output."""
+    code = process.poll()
+    tail = lambda: log.read_bytes()[-4000:].decode(errors="replace")  # noqa: E731
+    assert code is None or process.is_expected_to_end, f"the server ended with {code}, but the test did not end it:\n{tail()}"
+    assert code is None or code >= 0 or -code in {*process.signals, signal.SIGTERM}, f"signal {-code} ended the server:\n{tail()}"
+    panics = [] if may_panic or not log.exists() else PANIC.findall(log.read_bytes())
+    assert not panics, f"{[panic.decode(errors='replace') for panic in panics]} in the log:\n{tail()}"
+
+
 class Server:
-    """A server that serves `repositories`; `options` are further command line options. Use it with `with`."""
+    """A server that serves `repositories`; `options` are further command line options. Use it with `with`. After each end, the test
+    fails if the server crashed or if a thread panicked, unless `may_panic` is set."""
 
     def __init__(self, folder: Path, repositories, options=()):
         self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
@@ -61,6 +98,7 @@ class Server:
                 self.command.append(flag)
         self.environment = {}
         self.process = None
+        self.may_panic = False
 
     @property
     def log(self) -> Path:
@@ -77,17 +115,23 @@ class Server:
     def __exit__(self, kind, error, trace):
         if self.process.poll() is None:
             self.stop(check=kind is None)
+        elif kind is None:
+            self.check()
+
+    def check(self):
+        """Fails as [`check_process`]."""
+        check_process(self.process, self.log_path, self.may_panic)
 
     def launch(self, stdout=None, stderr=None, cwd=None):
         """Starts the process and does not wait. The Python of the tests is first on its PATH, so that it finds that Python's
         ONNX Runtime. Metric logs go to `logs`, output goes to `log` or to the descriptors `stdout` and `stderr`."""
+        if self.process is not None:
+            self.check()
         environment = {key: value for key, value in os.environ.items() if not key.startswith("PHAROS_")}
         environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
         environment |= {"PHAROS_METRICS_LOCATION": str(self.logs)} | self.environment
         with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(
-                self.command, stdout=stdout or log, stderr=stderr or log, env=environment, cwd=cwd
-            )
+            self.process = Process(self.command, stdout=stdout or log, stderr=stderr or log, env=environment, cwd=cwd)
 
     def wait_until_ready(self, path="/v2/health/ready"):
         """Waits until `path` answers 200; fails with the end of the log if the server ends or exceeds the deadline."""
@@ -102,7 +146,8 @@ class Server:
         try:
             eventually(f"{path} answers 200", check, deadline_s=START_S)
         except AssertionError as error:
-            self.kill()
+            self.process.kill()
+            self.process.wait()
             raise AssertionError(f"{error}\n{self.log_tail()}") from None
 
     def log_tail(self) -> str:
@@ -158,30 +203,39 @@ class Server:
         return {pid for pid in workers(self.process.pid) if alive(pid)}
 
     def stop(self, check=True) -> int:
-        """Sends SIGTERM and waits; returns the exit code. `check`: the code must be 0 and no worker may remain."""
+        """Sends SIGTERM and waits; returns the exit code. `check`: the code must be 0 and no worker may remain, the server must not have
+        crashed before, and no thread may have panicked."""
+        if check:
+            self.check()
         workers = self.workers()
         self.process.send_signal(signal.SIGTERM)
         try:
             code = self.process.wait(STOP_S)
         except subprocess.TimeoutExpired:
-            self.kill()
+            self.process.kill()
+            self.process.wait()
             raise AssertionError(f"did not end within {STOP_S} s of SIGTERM:\n{self.log_tail()}") from None
         if check:
             assert code == 0, f"ended with {code} after SIGTERM:\n{self.log_tail()}"
+            self.check()
             eventually("the workers are gone", lambda: not any(alive(pid) for pid in workers))
         return code
 
     def kill(self):
-        """Sends SIGKILL and waits."""
+        """Sends SIGKILL and waits; fails if the server crashed before, or if a thread panicked."""
         self.process.kill()
-        self.process.wait()
+        try:
+            self.check()
+        finally:
+            self.process.wait()
 
 
 def kill_all(servers):
-    """Kills the servers that still run, at the end of a fixture."""
+    """Kills the servers that still run, at the end of a fixture; then fails if one of them crashed before, or if a thread panicked."""
     for server in servers:
-        if server.process.poll() is None:
-            server.kill()
+        server.process.kill()
+    for server in servers:
+        server.kill()
 
 
 def children(pid: int) -> list:

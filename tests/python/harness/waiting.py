@@ -65,6 +65,15 @@ def holds_for(what: str, seconds: float, check):
         assert check(), f"{what}: did not hold for {seconds} s"
 
 
+def join_all(threads):
+    """Waits until threads have ended; fails if one does not. A thread that can hang must be a daemon, since pytest ends after all
+    others."""
+    end = time.monotonic() + DEADLINE_S
+    for thread in threads:
+        thread.join(max(0, end - time.monotonic()))
+    assert not (running := [thread.name for thread in threads if thread.is_alive()]), f"threads did not end: {running}"
+
+
 def every(interval_s: float, for_s: float):
     """Repeats the body of a `for` loop every `interval_s` seconds, for `for_s` seconds; at least once."""
     end = time.monotonic() + for_s

@@ -301,7 +301,7 @@ def test_a_shared_port(start):
 
 
 def test_a_shared_port_hands_over_without_a_refusal(start, repository):
-    """The server that exits closes its listeners, so that no new connection reaches it; its clients are asked to connect again."""
+    """The server that exits closes its listeners, so that no new connection reaches it; its responses ask the clients to connect again."""
     shared = ["--reuse-http-port=true", "--reuse-grpc-port=true"]
     first = start([], *shared, "--exit-delay-secs=600", "--exit-timeout-secs=600", repository=repository)
     ports = [f"--http-port={first.http_port}", f"--grpc-port={first.grpc_port}"]

@@ -345,7 +345,10 @@ def test_auto_complete(place):
         assert (question["model_directory"], question["backend"]) == (str(place.repository / "versions"), "python")
         log = server.log.read_text()
         assert "auto-complete: hello" in log and "auto-complete: careful" in log and 'model=bare' in log
-        assert not list(Path("/tmp").glob(f"pharos-complete-{server.process.pid}-*")), "the files with the answers must be removed"
+        answers = [Path(run["arguments"][1]) for model in models for run in place.runs(model) if "question" in run]
+        assert len(answers) > len(models) and {path.name for path in answers} == {"answer.json"}
+        left = lambda: [path for path in answers if path.parents[1].exists()]  # noqa: E731
+        eventually("the directories with the answers are removed", lambda: not left())
 
 
 def test_code_without_auto_complete_is_started_once(place):

@@ -15,7 +15,7 @@ from harness.onnx_file import node
 from harness.processes import held
 from harness.server import BROKEN, alive, children, total
 from harness.statistics import until_received
-from harness.waiting import DEADLINE_S, eventually
+from harness.waiting import DEADLINE_S, eventually, join_all
 
 TWO = "delay_20_two_instances"
 REQUEST = one("FP32", [1], [1])
@@ -28,7 +28,7 @@ class Load:
         self.server, self.model, self.request = server, model, request
         self.answers, self.lost = [], []
         self.stop = threading.Event()
-        self.threads = [threading.Thread(target=self.run) for _ in range(clients)]
+        self.threads = [threading.Thread(target=self.run, daemon=True) for _ in range(clients)]
 
     def run(self):
         """Runs one client."""
@@ -45,8 +45,7 @@ class Load:
 
     def __exit__(self, *error):
         self.stop.set()
-        for thread in self.threads:
-            thread.join(DEADLINE_S)
+        join_all(self.threads)
 
     def done(self, count: int) -> bool:
         """Returns whether this many answers have arrived."""
@@ -204,6 +203,7 @@ def test_exit_does_not_wait_forever(start):
 def test_a_panicking_backend_affects_only_its_instance(start):
     """The request gets the panic's text, the log has the worker's output under its name, and the instance is restarted."""
     server = start(["panic"])
+    server.may_panic = True
     before = server.workers()
     status, answer = server.infer("panic", one("UINT8", [1], [1]))
     assert (status, answer["error"]) == (500, "the backend panicked: requested panic")

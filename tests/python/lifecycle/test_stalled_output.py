@@ -12,7 +12,7 @@ from harness.inference import one
 from harness.models import copy_models
 from harness.ports import free_ports
 from harness.server import Server, binary, total
-from harness.waiting import DEADLINE_S, eventually
+from harness.waiting import eventually, join_all
 
 F_SETPIPE_SZ = 1031
 """From <linux/fcntl.h>; Python has it since 3.10."""
@@ -135,7 +135,7 @@ def test_lost_lines_are_counted_and_the_others_whole(tmp_path):
         counted = lost()
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(END_S) == 0
-        reader.join(DEADLINE_S)
+        join_all([reader])
     lines = text().splitlines()
     assert text().endswith("\n") and all(re.match(r"\d{4}-\d\d-\d\dT\S+Z +(INFO|WARN) ", line) for line in lines)
     numbers = [int(found[1]) for line in lines if (found := re.search(r" numbered (\d{7}) x{40} instance=much_0_0$", line))]

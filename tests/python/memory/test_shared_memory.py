@@ -27,7 +27,7 @@ from harness.processes import held, worker_model
 from harness.server import Server, binary, total
 from harness.statistics import dispatched, until_dispatched
 from harness.stream_models import REPEAT, build, model, pair, tensor
-from harness.waiting import DEADLINE_S, eventually, every
+from harness.waiting import DEADLINE_S, eventually, every, join_all
 
 CLIENTS = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 TEN = np.arange(10, dtype=np.int32).reshape(1, 10)
@@ -513,7 +513,7 @@ def test_registered_again_under_load(server, client, memory):
                     if "Unable to find shared memory region: 'again'" not in str(error):
                         wrong.append(str(error))
 
-    threads = [threading.Thread(target=load) for _ in range(4)]
+    threads = [threading.Thread(target=load, daemon=True) for _ in range(4)]
     for thread in threads:
         thread.start()
     end = time.monotonic() + 3
@@ -522,8 +522,7 @@ def test_registered_again_under_load(server, client, memory):
             give(client, handle, "again", 1 << 16)
             client.unregister_system_shared_memory("again")
     stop.set()
-    for thread in threads:
-        thread.join()
+    join_all(threads)
     assert wrong == [] and seen[0] > 10, (seen, wrong[:3])
     eventually("no process has a region mapped", lambda: not mapped(server, "again"))
 
@@ -555,7 +554,7 @@ def test_truncated_and_grown_under_load(server, client, memory):
                     else:
                         answers["other"].append(str(error))
 
-    threads = [threading.Thread(target=load, args=(n,)) for n in range(3)]
+    threads = [threading.Thread(target=load, args=(n,), daemon=True) for n in range(3)]
     for thread in threads:
         thread.start()
     sizes = itertools.cycle((0, 1 << 20, 4096, 1 << 20))
@@ -563,8 +562,7 @@ def test_truncated_and_grown_under_load(server, client, memory):
         os.truncate(path, next(sizes))
     os.truncate(path, 1 << 20)
     stop.set()
-    for thread in threads:
-        thread.join()
+    join_all(threads)
     assert answers["other"] == [] and answers["ok"] > 10 and answers["cut"] > 10, answers
     assert server.workers() == workers
 
@@ -583,7 +581,7 @@ def test_texts_that_change_while_they_are_read(server, client, memory):
             for length in (b"\xe8\x03\0\0", b"\xff\xff\xff\xff", b"\xe7\x03\0\0"):
                 os.pwrite(file, length, 0)
 
-    thread = threading.Thread(target=lie)
+    thread = threading.Thread(target=lie, daemon=True)
     thread.start()
     results = set()
     for _ in range(300):
@@ -594,7 +592,7 @@ def test_texts_that_change_while_they_are_read(server, client, memory):
             assert "string" in str(error), error
             results.add("refused")
     stop.set()
-    thread.join()
+    join_all([thread])
     os.close(file)
     assert results <= {(1, 2), "refused"} and server.workers() == workers
 

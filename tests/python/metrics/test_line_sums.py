@@ -276,12 +276,8 @@ def line_delay(server, log) -> float:
 
 @pytest.mark.alone
 def test_lines_are_written_soon_after_the_answer(start):
-    """Within 5 ms in the median; several attempts, because the machine may be busy."""
+    """Within 5 ms in the median of many requests, about half of which are usual."""
     server = start(["identity_fp32"])
     with open(server.logs / "ts_metrics.log", "rb") as log:
-
-        def is_soon():
-            log.seek(0, os.SEEK_END)
-            return statistics.median(line_delay(server, log) for _ in range(20)) < 0.005
-
-        eventually("lines are written within 5 ms", is_soon)
+        log.seek(0, os.SEEK_END)
+        assert statistics.median(line_delay(server, log) for _ in range(150)) < 0.005

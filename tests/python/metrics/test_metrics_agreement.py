@@ -6,6 +6,7 @@ protobuf, those pushed over OTLP, the sums over the lines of the metric logs and
 
 import collections
 import concurrent.futures
+import contextlib
 import json
 import math
 import os
@@ -25,7 +26,7 @@ from harness.models import copy_models
 from harness.otlp_collector import HttpCollector
 from harness.processes import worker_model
 from harness.server import ROOT, alive, total
-from harness.waiting import DEADLINE_S, eventually, every, pause_as_client
+from harness.waiting import DEADLINE_S, eventually, every, join_all, pause_as_client
 from harness.wire import grpc_tensor
 from metrics.emitter import emitter
 from metrics.log_lines import lines, sums
@@ -134,7 +135,8 @@ def disturb(server, definition, end: float, dice):
         living = [pid for pid in server.workers() if alive(pid)]
         victims = [pid for pid in living if worker_model(pid) in KILLED]
         if victims:
-            os.kill(dice.choice(victims), signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(dice.choice(victims), signal.SIGKILL)
         extra = f"    - {{name: Extra{dice.randrange(3)}, unit: Count}}\n"
         reload(text + extra)
     reload(text)
@@ -165,11 +167,11 @@ def agree(start, tmp_path, collector):
     server = start([], *flags, f"--otlp-metrics-endpoint=http://127.0.0.1:{collector.port}", repository=models)
     end = time.monotonic() + SECONDS
     clients = [Client(server, SEED + n) for n in range(THREADS)]
-    disturber = threading.Thread(target=disturb, args=(server, definition, end, random.Random(SEED)))
+    disturber = threading.Thread(target=disturb, args=(server, definition, end, random.Random(SEED)), daemon=True)
     disturber.start()
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(lambda client: client.run(end), clients))
-    disturber.join()
+    join_all([disturber])
     client = clients[0]
     for other in clients[1:]:
         for name in ("sent", "codes", "good", "gone"):

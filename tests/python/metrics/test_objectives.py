@@ -131,7 +131,7 @@ def test_requests_of_clients_that_leave(start, tmp_path):
 
 
 def test_a_full_queue_counts_against_the_objective(start, tmp_path):
-    """Refused requests are in no other number of the model, but their clients were not served."""
+    """Refused requests are in no other number of the model except the refusals of its queue, but their clients were not served."""
     file = tmp_path / "metrics.yaml"
     file.write_text((ROOT / "metrics.yaml").read_text() + SLOS)
     server = start(["queue_limit"], f"--metrics-config={file}", "--metrics-mode=prometheus")
@@ -142,6 +142,7 @@ def test_a_full_queue_counts_against_the_objective(start, tmp_path):
     of = {"slo": "fast", "sli": "availability", "model": "queue_limit"}
     assert total(metrics, "pharos_slo_requests_total", **of) == len(statuses)
     assert total(metrics, "pharos_slo_good_requests_total", **of) == statuses.count(200)
+    assert total(metrics, "pharos_queue_refusals_total", model="queue_limit") == statuses.count(503)
 
 
 def test_sighup_changes_objectives(start, tmp_path):

@@ -77,6 +77,8 @@ class Top:
             return self.process.poll() is not None
 
         eventually("the program ends", ended)
+        # What it has written between the last read and its end.
+        self.lines()
         return self.process.returncode
 
 

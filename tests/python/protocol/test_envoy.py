@@ -10,7 +10,7 @@ import pytest
 from harness import envoy
 from harness.models import write
 from harness.server import Server, kill_all
-from harness.waiting import DEADLINE_S, eventually
+from harness.waiting import DEADLINE_S, eventually, join_all
 from harness.wire import tensor
 
 pytestmark = pytest.mark.skipif(bool(envoy.missing()), reason=envoy.missing() or "Envoy is installed")
@@ -49,7 +49,7 @@ class Clients:
 
     def __init__(self, port: int):
         self.port, self.ended, self.statuses = port, threading.Event(), set()
-        self.threads = [threading.Thread(target=self.run) for _ in range(CLIENTS)]
+        self.threads = [threading.Thread(target=self.run, daemon=True) for _ in range(CLIENTS)]
 
     def run(self):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
@@ -67,8 +67,7 @@ class Clients:
 
     def __exit__(self, kind, error, trace):
         self.ended.set()
-        for thread in self.threads:
-            thread.join(DEADLINE_S)
+        join_all(self.threads)
         assert self.statuses == {200}
 
 

@@ -23,9 +23,9 @@ class Difference:
     def check(self, ours: dict) -> str:
         """Returns how a row's outcome differs from what this entry promises; empty if it does not."""
         found = [text_of(answer) for answer in ours["answers"]]
-        if len(found) < len(self.texts):
-            return f"{len(found)} answers, promised {len(self.texts)}"
-        for text, wanted in zip(found, self.texts):
+        if len(found) != len(self.texts):
+            return f"{len(found)} answers, promised {len(self.texts)}: {found}"
+        for text, wanted in zip(found, self.texts, strict=True):
             if wanted not in text or (not wanted and '"error": "' in text.replace('"error": ""', "")):
                 return f"{text[:500]!r}, promised {wanted!r}"
         missing = [line for line in self.metrics if line not in ours.get("metrics", [])]
@@ -71,7 +71,7 @@ DIFFERENCES = [
     Difference(
         ("load: no_file",),
         "Triton hangs when there is no model.py.",
-        ("model.py",),
+        ("model.py", '"status": 200'),
     ),
     Difference(
         ("parameters: from the model",),
@@ -109,6 +109,8 @@ DIFFERENCES = [
         "This server reports the exception as it is.",
         (
             "auto_complete_config function in model 'completes_returns_nothing' must return a valid pb.ModelConfig object.",
+            "has no available versions",
+            '"status": 200',
         ),
     ),
     Difference(("view: big endian",), "Triton refuses this array; this server converts the byte order.", ("[0.0, 1.0, 2.0",)),
@@ -131,10 +133,11 @@ DIFFERENCES = [
         ("sender: one, and one returned",), "The same for an ordinary model that has sent its response.", ("", "")
     ),
     Difference(
-        ("sequence: oldest, by name", "sequence: name where a number must be"),
+        ("sequence: oldest, by name",),
         "Triton passes the bytes of the name to a model with a numeric control; refused here, as for all models.",
-        ("data-type is 'BYTES', but model",),
+        ("data-type is 'BYTES', but model",) * 2,
     ),
+    Difference(("sequence: name where a number must be",), "The same.", ("data-type is 'BYTES', but model",)),
     Difference(
         ("call: a decoupled model that fails",),
         "Triton loses an error among the responses to a called model.",
@@ -190,12 +193,16 @@ DIFFERENCES = [
     Difference(
         ("load: no_execute",),
         "Triton detects this at the first request.",
-        ("does not implement `execute` method",),
+        ("does not implement `execute` method", '"status": 200'),
     ),
     Difference(
         ("complete: completes_unknown_datatype",),
         "Triton discards the whole result of auto-complete if it cannot parse a part of it.",
-        ("auto-complete of model 'completes_unknown_datatype' has answered an invalid model configuration",),
+        (
+            "auto-complete of model 'completes_unknown_datatype' has answered an invalid model configuration",
+            "has no available versions",
+            '"status": 200',
+        ),
     ),
     Difference(
         ("cancel: while it waits",),
@@ -317,7 +324,9 @@ def difference(name: str, ours: dict, theirs) -> str:
     if theirs == CRASHED or NO_ANSWER in theirs["answers"]:
         return "Triton gives no answer here; add the expected outcome to DIFFERENCES"
     left, right = plain(ours), plain(theirs)
-    for number, (mine, other) in enumerate(zip(left["answers"], right["answers"])):
+    if len(left["answers"]) != len(right["answers"]):
+        return f"{len(left['answers'])} answers, Triton {len(right['answers'])}"
+    for number, (mine, other) in enumerate(zip(left["answers"], right["answers"], strict=True)):
         if mine != other:
             return f"answer {number}: {mine!r}, Triton {other!r}"
     all_well = not any(failed(answer) for answer in theirs["answers"])

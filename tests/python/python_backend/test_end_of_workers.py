@@ -12,7 +12,7 @@ from harness.inference import one
 from harness.models import write
 from harness.processes import instance
 from harness.server import alive, command_line
-from harness.waiting import DEADLINE_S, eventually
+from harness.waiting import DEADLINE_S, eventually, join_all
 from python_backend.worker import PYTHON, has_worker
 
 pytestmark = pytest.mark.skipif(not has_worker, reason=f"{PYTHON} does not have the package pharos-worker: make python-worker")
@@ -189,7 +189,7 @@ def test_workers_that_compute_do_not_outlive_the_server(start, tmp_path, turn):
     try:
         eventually("the model computes", computing.exists)
         server.kill()
-        client.join(DEADLINE_S)
+        join_all([client])
         eventually("the worker is gone", lambda: not alive(process))
     finally:
         kill_if(process, b"m_0")

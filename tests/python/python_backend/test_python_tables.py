@@ -71,12 +71,14 @@ def test_every_difference_is_about_a_row():
 
 
 def test_comparison_sees_differences(recorded):
-    """The comparison reports another value, another error, another count and another metric."""
+    """The comparison reports another value, another error, another number of answers, another count and another metric."""
     name = "batch: of three"
     theirs = recorded[name]
     assert difference(name, theirs, theirs) == ""
     answer = theirs["answers"][0]
     for changed in (
+        {"answers": []},
+        {"answers": [*theirs["answers"], answer]},
         {"answers": [answer | {"status": 500}]},
         {"answers": [answer | {"outputs": {}}]},
         {"counted": {"rows 1": theirs["counted"]["rows 1"] | {"inferences": 4}}},

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from harness.inference import one
-from harness.processes import written
+from harness.processes import used_bytes
 from harness.server import total
-from harness.waiting import eventually, holds_for, pause_as_client
+from harness.waiting import eventually, holds_for, join_all, pause_as_client
 from python_backend.worker import PYTHON, has_worker
 from repository.repository_tables import ensemble, model
 
@@ -79,12 +79,16 @@ class Sampler:
 
     def __init__(self, server):
         self.server, self.most, self.samples, self.stopping = server, 0, 0, threading.Event()
-        self.thread = threading.Thread(target=self.run)
+        self.thread = threading.Thread(target=self.run, daemon=True)
 
     def run(self):
         while not self.stopping.is_set():
-            self.most = max(self.most, written(self.server.workers()))
-            self.samples += 1
+            # Otherwise it could count a worker that has ended and its successor.
+            workers = self.server.workers()
+            used = sum(map(used_bytes, workers))
+            if self.server.workers() == workers:
+                self.most = max(self.most, used)
+                self.samples += 1
             pause_as_client(0.005)
 
     def __enter__(self):
@@ -93,7 +97,8 @@ class Sampler:
 
     def __exit__(self, *_):
         self.stopping.set()
-        self.thread.join()
+        join_all([self.thread])
+        assert self.samples > 0
 
 
 @needs_worker
@@ -307,7 +312,8 @@ def test_no_request_fails_and_the_limit_holds_with_many_models(start, tmp_path):
         for one_client in clients:
             one_client.join()
     assert not failures, failures[:3]
-    assert sampler.most <= limit, f"{sampler.most} of {limit} bytes in {sampler.samples} samples"
+    # The models are small: some pages that they write before the server measures them again are several percent.
+    assert sampler.most <= 1.1 * limit, f"{sampler.most} of {limit} bytes in {sampler.samples} samples"
     loads = sum(count(server, "loads", name, result="success") for name in names)
     unloads = sum(count(server, "unloads", name, reason="memory") for name in names)
     assert loads - unloads == len(loaded(server)) <= 20

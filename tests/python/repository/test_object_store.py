@@ -1,22 +1,23 @@
 """Models in a bucket of an S3-compatible server: all control modes, the fetched and the cached files, interrupted downloads,
 hostile keys, and stores that are unreachable, refuse requests or do not answer."""
 
-import http.client
 import json
 import signal
 import ssl
 import threading
+import time
 import urllib.parse
 import urllib.request
 
 import pytest
+import tritonclient.grpc
 
 from harness import onnx_file
 from harness.certificates import Authority
 from harness.inference import one
 from harness.models import copy_models
 from harness.server import Server, kill_all, total
-from harness.waiting import DEADLINE_S, eventually, run_for
+from harness.waiting import DEADLINE_S, eventually, join_all, run_for
 from repository.object_stores import CREDENTIALS, Azurite, Between, Store, azurite, empty, files_below
 from repository.repository_tables import ensemble
 
@@ -181,8 +182,7 @@ def test_poll(store, between, serve):
         eventually("the removed model is unloaded", lambda: not works(server, "other"))
     finally:
         stop.set()
-        for thread in threads:
-            thread.join(DEADLINE_S)
+        join_all(threads)
     assert failed == []
     check_idle_polls(between)
 
@@ -382,12 +382,34 @@ def test_an_unreachable_store_affects_only_its_models(store, between, serve, tmp
     assert "can be read again" in log
 
 
-def load_until_exit(server, name: str):
-    """Loads a model, ignoring that the server closes the connection."""
-    try:
-        load(server, name)
-    except (OSError, http.client.HTTPException):
-        pass
+def ends_at_once(server):
+    """Ends a server whose store stalls. The log has neither errors nor panics."""
+    began = time.monotonic()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(DEADLINE_S) == 0
+    assert time.monotonic() - began < 3, server.log_tail()
+    log = server.log.read_text()
+    assert "panicked" not in log and " ERROR " not in log, server.log_tail()
+
+
+class Waiting(threading.Thread):
+    """A call on another thread; `result()` returns what it returned or raised."""
+
+    def __init__(self, call):
+        super().__init__(daemon=True)
+        self.call, self.returned = call, None
+        self.start()
+
+    def run(self):
+        try:
+            self.returned = self.call()
+        except Exception as error:
+            self.returned = error
+
+    def result(self):
+        self.join(DEADLINE_S)
+        assert not self.is_alive()
+        return self.returned
 
 
 def test_silent_store(store, between, serve, tmp_path):
@@ -398,15 +420,47 @@ def test_silent_store(store, between, serve, tmp_path):
     assert load(server, "far") == (200, "")
     store.model("far", batch=16)
     between.trouble = lambda path: "stall" if path.endswith("config.pbtxt") else None
-    waiting = threading.Thread(target=load_until_exit, args=(server, "far"))
-    waiting.start()
+    over_http = Waiting(lambda: load(server, "far"))
     eventually("the download stalls", lambda: any(path.endswith("config.pbtxt") for path in between.seen))
+    over_grpc = Waiting(lambda: tritonclient.grpc.InferenceServerClient(server.grpc).load_model("far"))
     assert load(server, "identity_fp32") == (200, ""), "the other model is loaded meanwhile"
     assert works(server, "far") and batch_size(server, "far") == 8
-    server.process.send_signal(signal.SIGTERM)
-    server.process.wait(DEADLINE_S)
-    waiting.join(DEADLINE_S)
-    assert not waiting.is_alive()
+    ends_at_once(server)
+    assert over_http.result() == (503, "Server exiting")
+    assert over_grpc.result().status() == "StatusCode.UNAVAILABLE"
+
+
+def test_exit_while_a_request_waits_for_a_silent_store(store, between, serve):
+    """The request that would load the model gets the same answer."""
+    store.model("m")
+    server = serve([between.url()], "--model-control-mode=on-demand", "--exit-timeout-secs=600")
+    between.trouble = lambda path: "stall"
+    between.seen.clear()
+    asked = Waiting(lambda: server.infer("m", REQUEST))
+    eventually("the download stalls", lambda: between.seen)
+    ends_at_once(server)
+    status, answer = asked.result()
+    assert status == 503 and answer["error"] == "Server exiting", answer
+
+
+@pytest.mark.parametrize("options", [["--model-control-mode=none"], POLL], ids=["none", "poll"])
+def test_exit_while_a_silent_store_is_listed(store, between, serve, tmp_path, options):
+    """During a poll, then at the start. The local copies of the models stay, because the names of the models are not known."""
+    store.model("m")
+    options = [*options, f"--repository-cache-directory={tmp_path / 'copies'}"]
+    server = serve([between.url()], *options)
+    between.seen.clear()
+    between.trouble = lambda path: "stall"
+    if options[0] == POLL[0]:
+        eventually("the listing stalls", lambda: between.seen)
+    ends_at_once(server)
+    copies = [path for path in files_below(tmp_path / "copies") if "/contents/m/" in path]
+    assert copies
+    between.seen.clear()
+    server = serve([between.url()], *options, wait=False)
+    eventually("the listing stalls", lambda: between.seen)
+    ends_at_once(server)
+    assert [path for path in files_below(tmp_path / "copies") if "/contents/m/" in path] == copies
 
 
 def test_an_unload_ends_a_download(store, between, serve):

@@ -101,10 +101,8 @@ class Run:
         while time.monotonic() < self.until:
             kind, name = chance.choice(list(self.done)), chance.choice(self.names)
             processes = fork_servers(self.server.process.pid) if kind == "kill_fork_server" else list(self.server.workers())
-            if kind.startswith("kill") and processes:
-                # It may have ended meanwhile; ids are not used again within this time.
-                if alive(pid := chance.choice(sorted(processes))):
-                    os.kill(pid, signal.SIGKILL)
+            if kind.startswith("kill"):
+                self.done[kind] += bool(processes) and kill(chance.choice(sorted(processes)))
             elif kind in ("load", "unload"):
                 status, answer = self.server.ask("POST", f"/v2/repository/models/{name}/{kind}", b"")
                 if status != 200:
@@ -114,7 +112,7 @@ class Run:
                     self.server.ask("POST", f"/v2/repository/models/{name}/unload", b"")
             elif kind == "change":
                 (self.folder / name / "1/changed").write_text(str(chance.random()))
-            self.done[kind] += 1
+            self.done[kind] += not kind.startswith("kill")
             pause_as_client(chance.uniform(0, 0.4))
 
     def measure(self):
@@ -131,6 +129,16 @@ class Run:
             thread.start()
         for thread in threads:
             thread.join()
+
+
+def kill(pid: int) -> bool:
+    """Kills a process; returns whether it was alive. Ids of ended processes are not used again within this time."""
+    try:
+        is_alive = alive(pid)
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return is_alive
 
 
 def held(server) -> dict:
@@ -179,6 +187,7 @@ def test_random_loads_kills_and_unloads(tmp_path):
     print(f"\n{SECONDS} s: {run.answered} answers, {len(run.lost)} lost with killed workers, {loads} loads on demand, "
           f"{evictions} models made room, {run.done}; {before} -> {after}; MiB meanwhile: {run.mib}")  # fmt: skip
     assert run.wrong == [] and run.refused == [], json.dumps((run.wrong[:5], run.refused[:5]))
+    assert min(run.done.values()) > 0, run.done
     assert run.answered > 20 * SECONDS and evictions > 0
     assert len(run.lost) <= CLIENTS * run.done["kill"], run.lost[:5]
     assert len(run.unloaded) <= CLIENTS * (run.done["load"] + run.done["unload"]), run.unloaded[:5]

@@ -27,7 +27,7 @@ from harness.processes import held as stopped
 from harness.sequence_models import config as sequences, controls
 from harness.server import Server, alive, total
 from harness.statistics import until_received
-from harness.waiting import DEADLINE_S, eventually, eventually_async, holds_for, pause_as_client, run_for, settled
+from harness.waiting import DEADLINE_S, eventually, eventually_async, holds_for, join_all, pause_as_client, run_for, settled
 from repository.repositories import World
 from repository.repository_tables import CPU, CPUS, ensemble, model
 
@@ -199,8 +199,8 @@ class Load:
 
     def __init__(self, world, name: str, clients=2):
         self.stop, self.failed, self.took = threading.Event(), [], []
-        self.threads = [threading.Thread(target=self.http, args=(world, name)) for _ in range(clients)]
-        self.threads += [threading.Thread(target=self.grpc, args=(world, name)) for _ in range(clients)]
+        self.threads = [threading.Thread(target=self.http, args=(world, name), daemon=True) for _ in range(clients)]
+        self.threads += [threading.Thread(target=self.grpc, args=(world, name), daemon=True) for _ in range(clients)]
 
     def run(self, ask):
         while not self.stop.is_set():
@@ -231,8 +231,7 @@ class Load:
 
     def __exit__(self, *error):
         self.stop.set()
-        for thread in self.threads:
-            thread.join(DEADLINE_S)
+        join_all(self.threads)
 
 
 def held(pid: int) -> dict:

@@ -3,6 +3,7 @@
 import threading
 
 from harness.inference import one
+from harness.waiting import join_all
 
 REQUEST = one("FP32", [1, 2], [1, 2])
 
@@ -36,7 +37,7 @@ class Load:
 
     def __init__(self, server, models, clients=3):
         self.answers, self.over = {model: [] for model in models}, threading.Event()
-        self.threads = [threading.Thread(target=self.run, args=(server, m)) for m in models for _ in range(clients)]
+        self.threads = [threading.Thread(target=self.run, args=(server, m), daemon=True) for m in models for _ in range(clients)]
 
     def run(self, server, model):
         while not self.over.is_set():
@@ -49,5 +50,4 @@ class Load:
 
     def __exit__(self, *_):
         self.over.set()
-        for thread in self.threads:
-            thread.join()
+        join_all(self.threads)

@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import statistics
 from pathlib import Path
 
 import pytest
@@ -54,14 +55,15 @@ def serve(start):
 @pytest.mark.alone
 def test_a_worker_does_not_sleep_between_close_batches(serve):
     server = serve(10_000)
-    # On a busy machine, the pause between two requests can exceed the limit, and other processes take the processor.
+    # The best of many attempts: on a busy machine, the pause between two requests can exceed the limit, and other processes take
+    # the processor. Without the limit, a worker sleeps for every request (the next test).
     eventually("the worker sleeps for less than half of the requests", lambda: sleeps_per_request(server) < 0.5)
 
 
 def test_zero_sends_it_to_sleep_each_time(serve):
     server = serve(0)
     # On a busy machine, the next request can arrive before the worker has slept.
-    eventually("the worker sleeps for almost all requests", lambda: sleeps_per_request(server) > 0.9)
+    assert statistics.median(sleeps_per_request(server) for _ in range(5)) > 0.9
 
 
 def test_without_requests_a_worker_uses_no_processor_time(serve):

@@ -17,10 +17,9 @@ def is_closed(directory: Path) -> bool:
 
 def reachable(folder: Path) -> tuple:
     """Lets every user reach the programs and the Python of the tests, which can be in directories of root. Returns the shell
-    commands that do it in a separate mount namespace, and the variables of a server there. `folder` is for its files."""
-    for above in (folder, *folder.parents):
-        if is_closed(above):
-            above.chmod(0o711)
+    commands that do it in a separate mount namespace, and the variables of a server there. `folder` is for its files; it must be open
+    to every user (the fixture `open_path`)."""
+    assert not [above for above in (folder, *folder.parents) if is_closed(above)]
     kept, temporary = folder / "kept", folder / "tmp"
     kept.mkdir()
     temporary.mkdir()

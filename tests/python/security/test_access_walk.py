@@ -68,9 +68,11 @@ class Walk:
             answer = self.send(listener, row, credential, expected=expected, **changes)
         except TimeoutError:
             answer = Answer(0, None, "no answer; does it wait for the body?")
-        if changes.get("method") == "HEAD" and answer.code is None:
+        if answer.status == 0:
+            right = False
+        elif changes.get("method") == "HEAD" and answer.code is None:
             # Without a body the status is the only evidence.
-            right = answer.status >= 400 if expected == "closed" else answer.status == STATUS[expected]
+            right = 400 <= answer.status < 500 if expected == "closed" else answer.status == STATUS[expected]
         elif expected == "closed":
             loads = self.outcomes.get((row.kind, credential)) == "model_api"
             right = answer.outcome() not in (("ok",) if loads else ("ok", "model_api"))

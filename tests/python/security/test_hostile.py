@@ -8,6 +8,7 @@ import ssl
 import struct
 import threading
 import time
+from pathlib import Path
 
 import h2.config
 import h2.connection
@@ -17,15 +18,17 @@ import h2.exceptions
 import h2.settings
 import numpy as np
 import pytest
+import tritonclient.grpc
 from tritonclient.grpc import service_pb2 as pb
+from tritonclient.utils import InferenceServerException
 
 from harness.certificates import Files
-from harness.connections import GRPC_HEADERS, connect, post, read_response
+from harness.connections import GRPC_HEADERS, connect, next_bytes, post, read_response
 from harness.inference import one
-from harness.models import copy_models
+from harness.models import copy_models, write
 from harness.processes import resident_kb
 from harness.server import Server, total
-from harness.waiting import DEADLINE_S, eventually, every
+from harness.waiting import DEADLINE_S, eventually, every, join_all
 from security.others import INFER, MODEL, MOST, OPTIONS, P99_S, Others
 
 pytestmark = pytest.mark.alone
@@ -33,6 +36,15 @@ pytestmark = pytest.mark.alone
 GROWTH_KB = 400_000
 """The limit of the frontend's memory growth during an attack; one HTTP/2 connection may send 16 MiB in advance, and answers
 to slow readers have 64 MiB here."""
+SLOW = f"""backend: "builtin"
+input {{ name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }}
+output {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }}
+parameters {{ key: "function" value {{ string_value: "delay" }} }}
+parameters {{ key: "delay_ms" value {{ string_value: "{2000 * DEADLINE_S}" }} }}
+"""
+"""A model that answers after any deadline."""
+
+
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory):
     """A server with short timeouts."""
@@ -266,7 +278,7 @@ def flood(server, piece: bytes, seconds: float, first: bytes = b"", grpc: bool =
     with connect(server.grpc_port if grpc else server.http_port) as wire:
         wire.sendall(PREFACE + first)
         stop = threading.Event()
-        reader = threading.Thread(target=lambda: (drain(wire), stop.set()))
+        reader = threading.Thread(target=lambda: (drain(wire), stop.set()), daemon=True)
         reader.start()
         taken = True
         wire.settimeout(DEADLINE_S)
@@ -277,7 +289,7 @@ def flood(server, piece: bytes, seconds: float, first: bytes = b"", grpc: bool =
                 break
         with contextlib.suppress(OSError):
             wire.shutdown(socket.SHUT_RDWR)
-        reader.join(DEADLINE_S)
+        join_all([reader])
     return taken
 
 
@@ -290,8 +302,11 @@ def rapid_reset(server):
         with connect(server.grpc_port if grpc else server.http_port) as wire:
             # The first call adds the header to the table; later calls refer to it.
             wire.sendall(PREFACE + frame(1, 4, 1, block))
-            taken = all(push(wire, piece) for piece in joined)
-            assert end_of(wire) != 0 or not taken
+            for piece in joined:
+                if not push(wire, piece):
+                    break
+            # The frame is lost if the client still sends when the connection is closed.
+            assert end_of(wire) in (h2.errors.ErrorCodes.ENHANCE_YOUR_CALM, None)
 
 
 def continuation_flood(server):
@@ -301,7 +316,7 @@ def continuation_flood(server):
 
 
 def header_bomb(server):
-    """A small frame that expands: one long header, referenced repeatedly."""
+    """A small frame that expands: one long header, referenced repeatedly. The connection is closed."""
     long = [("x", "y" * 4000)]
     block = headers_block(long)
     # The newest entry of the table is number 62: each reference expands to 4000 bytes.
@@ -310,21 +325,22 @@ def header_bomb(server):
         for stream in range(3, 400, 2):
             if not push(wire, frame(1, 4, stream, block + b"\xbe" * 10_000)):
                 break
-        end_of(wire, 3)
+        assert end_of(wire) in (h2.errors.ErrorCodes.ENHANCE_YOUR_CALM, None)
 
 
 def cheap_frames(server):
-    """PING, SETTINGS, empty DATA, WINDOW_UPDATE and PRIORITY frames at full speed."""
-    for piece in (
-        frame(6, 0, 0, bytes(8)),
-        frame(4, 0, 0),
-        frame(4, 0, 0, struct.pack(">HI", 4, 65535)),
-        frame(0, 0, 1),
-        frame(8, 0, 0, struct.pack(">I", 1)),
-        frame(2, 0, 1, struct.pack(">IB", 0, 1)),
-        frame(0xEE, 0, 0, bytes(10)),
+    """PING, SETTINGS, empty DATA, WINDOW_UPDATE, PRIORITY and unknown frames at full speed. Only empty DATA frames, which
+    clients do not need, close the connection."""
+    for piece, is_accepted in (
+        (frame(6, 0, 0, bytes(8)), True),
+        (frame(4, 0, 0), True),
+        (frame(4, 0, 0, struct.pack(">HI", 4, 65535)), True),
+        (frame(0, 0, 1), False),
+        (frame(8, 0, 0, struct.pack(">I", 1)), True),
+        (frame(2, 0, 1, struct.pack(">IB", 0, 1)), True),
+        (frame(0xEE, 0, 0, bytes(10)), True),
     ):
-        flood(server, piece * 1000, 1, frame(1, 4, 1, headers_block()))
+        assert flood(server, piece * 1000, 1, frame(1, 4, 1, headers_block())) == is_accepted, piece
 
 
 def streams_without_end(server):
@@ -337,7 +353,7 @@ def streams_without_end(server):
         wire.sendall(connection.data_to_send())
         ended = {}
         while len(ended) < 1000:
-            for event in connection.receive_data(wire.recv(65536)):
+            for event in connection.receive_data(next_bytes(wire)):
                 if isinstance(event, (h2.events.ResponseReceived, h2.events.TrailersReceived)):
                     ended[event.stream_id] = dict(event.headers)
             wire.sendall(connection.data_to_send())
@@ -362,7 +378,7 @@ def begun_messages(server):
         wire.sendall(connection.data_to_send())
         ended = {}
         while slow - ended.keys():
-            for event in connection.receive_data(wire.recv(65536)):
+            for event in connection.receive_data(next_bytes(wire)):
                 if isinstance(event, h2.events.TrailersReceived):
                     ended[event.stream_id] = dict(event.headers)
             wire.sendall(connection.data_to_send())
@@ -391,7 +407,7 @@ def shut_windows(server):
                 connection.send_data(1, rest[:size], end_stream=size == len(rest))
                 rest = rest[size:]
             else:
-                connection.receive_data(wire.recv(65536))
+                connection.receive_data(next_bytes(wire))
             wire.sendall(connection.data_to_send())
         begun = time.monotonic()
         wire.settimeout(0.2)
@@ -429,16 +445,15 @@ def test_attack(attacked, attack, capsys):
     grown = others.most_kb - others.first_kb
     with capsys.disabled():
         print(
-            f"\n{attack.__name__}: others p50 {1000 * np.median(others.times):.1f} ms, p99 {1000 * others.p99():.1f} ms "
-            f"({len(others.times)} requests); the frontend grew by {grown / 1024:.0f} MiB ",
+            f"\n{attack.__name__}: others p50 {1000 * np.median(others.times):.1f} ms, p99 {1000 * others.p99():.1f} ms, "
+            f"longest {1000 * max(others.times):.0f} ms ({len(others.times)} requests); the frontend grew by {grown / 1024:.0f} MiB ",
             end="",
         )
-    assert others.wrong == []
-    assert others.p99() < P99_S
+    others.check()
     assert grown < GROWTH_KB
     assert attacked.process.poll() is None and attacked.workers() == workers
     assert attacked.infer(MODEL, one("FP32", [1], [1]))[0] == 200
-    assert "panicked" not in attacked.log.read_text()
+    attacked.check()
 
 
 def test_garbage_in_tls(tmp_path, capsys):
@@ -501,16 +516,23 @@ def test_one_grpc_connection_too_many(start):
         assert wire.recv(9)[3] == 4
 
 
-def test_old_connections_are_replaced(start):
-    """`--grpc-max-connection-age`: GOAWAY; a call that exceeds the grace period is aborted."""
-    server = start(["delay_200", MODEL], "--grpc-max-connection-age=1000", "--grpc-max-connection-age-grace=500")
+def test_old_connections_are_replaced(start, tmp_path):
+    """`--grpc-max-connection-age`: GOAWAY, which clients do not notice; a call that exceeds the grace period is aborted."""
+    models = write(copy_models(tmp_path / "models", [MODEL]), "slow", SLOW)
+    server = start([], "--grpc-max-connection-age=1000", "--grpc-max-connection-age-grace=500", repository=models)
     with connect(server.grpc_port) as wire:
         wire.sendall(PREFACE)
         begun = time.monotonic()
         assert end_of(wire) == 0
         assert time.monotonic() - begun > 0.8
-    import tritonclient.grpc
-
+    with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+        tensor = tritonclient.grpc.InferInput("INPUT0", [1], "FP32")
+        tensor.set_data_from_numpy(np.ones(1, np.float32))
+        begun = time.monotonic()
+        with pytest.raises(InferenceServerException) as error:
+            client.infer("slow", [tensor])
+        assert error.value.status() == "StatusCode.UNAVAILABLE", error.value
+        assert time.monotonic() - begun > 1
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
         tensor = tritonclient.grpc.InferInput("INPUT0", [1], "FP32")
         tensor.set_data_from_numpy(np.ones(1, np.float32))
@@ -529,9 +551,10 @@ def test_flags_without_effect_are_reported(start):
     server = start([MODEL], *flags, "--http-thread-count=2", "--grpc-keepalive-time=10000", "--grpc-keepalive-timeout=5000")
     log = server.log.read_text()
     assert [flag for flag in flags if f"{flag.split('=')[0]} has no effect: " not in log] == []
-    threads = [open(f"/proc/{server.process.pid}/task/{task}/comm").read() for task in
-               __import__("os").listdir(f"/proc/{server.process.pid}/task")]  # fmt: skip
-    assert threads.count("tokio-rt-worker\n") >= 2
+    for count in (2, 3):
+        server = server if count == 2 else start([MODEL], f"--http-thread-count={count}")
+        threads = [(task / "comm").read_text().strip() for task in Path(f"/proc/{server.process.pid}/task").iterdir()]
+        assert sum(bool(re.fullmatch(r"loop-\d+", name)) for name in threads) == count, threads
 
 
 def test_answers_are_compressed_if_configured(start):
@@ -551,7 +574,7 @@ def test_answers_are_compressed_if_configured(start):
             wire.sendall(connection.data_to_send())
             got, size, over = {}, 0, False
             while not over:
-                for event in connection.receive_data(wire.recv(65536)):
+                for event in connection.receive_data(next_bytes(wire)):
                     if isinstance(event, (h2.events.ResponseReceived, h2.events.TrailersReceived)):
                         got |= dict(event.headers)
                     size += len(event.data) if isinstance(event, h2.events.DataReceived) else 0

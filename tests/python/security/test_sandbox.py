@@ -70,21 +70,18 @@ def test_workers_inherit_no_credentials(tmp_path):
         assert environment["MY_SETTING"] == "7" and "HF_TOKEN" not in environment and "HF_HOME" not in environment
 
 
-def test_the_server_is_closed_to_processes_of_its_user(tmp_path):
+def test_the_server_is_closed_to_processes_of_its_user(open_path):
     # Root may read every process, so that the server runs as another user here.
-    programs = tmp_path / "programs"
+    programs = open_path / "programs"
     programs.mkdir()
     for name in ("pharos", "pharos-worker"):
         (programs / name).write_bytes(binary().with_name(name).read_bytes())
         (programs / name).chmod(0o755)
-    for folder in (tmp_path, *tmp_path.parents):
-        if not folder.stat().st_mode & 0o001:
-            folder.chmod(0o711)
-    home = tmp_path / "home"
+    home = open_path / "home"
     home.mkdir()
     os.chown(home, 65534, 65534)
-    (tmp_path / "models").mkdir()
-    server = Server(tmp_path, [tmp_path / "models"])
+    (open_path / "models").mkdir()
+    server = Server(open_path, [open_path / "models"])
     server.command[0] = str(programs / "pharos")
     server.command = [*AS_NOBODY, *server.command]
     server.environment = {"HOME": str(home), "PHAROS_METRICS_LOCATION": str(home / "logs"), "SECRET": "value"}

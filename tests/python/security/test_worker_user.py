@@ -42,6 +42,12 @@ WITH_TERMINAL = (
 REFUSES_DESCRIPTORS = tuple(int(number) for number in platform.release().split(".")[:2]) >= (6, 16)
 
 
+@pytest.fixture
+def tmp_path(open_path):
+    """A directory that the other user can reach."""
+    return open_path
+
+
 def started(tmp_path, repositories, *options, through=()) -> Isolated:
     """Returns a server. The command `through` starts it."""
     mounts, environment = reachable(tmp_path)

@@ -21,7 +21,7 @@ from harness.models import write
 from harness.processes import held
 from harness.server import Server, total
 from harness.statistics import dispatched, received, until_dispatched, until_received
-from harness.waiting import DEADLINE_S, eventually, settled
+from harness.waiting import DEADLINE_S, eventually, join_all, settled
 from sequences.iterative_models import DELAY_MS, MODELS, count_of
 
 COUNT = 150_000
@@ -187,7 +187,7 @@ def test_a_lost_request_can_be_sent_again(server):
     for pid in server.workers():
         if b"\0direct_0" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGKILL)
-    thread.join(DEADLINE_S)
+    join_all([thread])
     text = "the instance of model 'direct' that executed this request was lost; the request can be sent again"
     assert outcomes.get(timeout=1) == ("503", text)
     with tritonclient.http.InferenceServerClient(server.http) as client:
@@ -217,5 +217,5 @@ def test_many_at_once(server):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        join_all([thread])
     assert results == {number: number % 7 + 1 for number in range(50)}

@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 
 from harness.ports import free_ports
-from harness.server import alive, binary, samples, workers
+from harness.server import Process, alive, binary, check_process, samples, workers
 from harness.waiting import DEADLINE_S, eventually
 from torchserve import models
 
@@ -58,9 +58,7 @@ class Home:
             "METRICS_LOCATION": str(self.folder / "logs"),
         }
         with (self.folder / "out").open("wb") as out:
-            self.process = subprocess.Popen(
-                self.command, stdout=out, stderr=subprocess.STDOUT, env=environment, cwd=self.folder
-            )
+            self.process = Process(self.command, stdout=out, stderr=subprocess.STDOUT, env=environment, cwd=self.folder)
         eventually("the server has started", self.has_started)
         return self
 
@@ -69,10 +67,16 @@ class Home:
         assert self.process.poll() is None, text[-3000:]
         return "Model server started." in text
 
-    def __exit__(self, *_):
-        self.process.terminate()
+    def __exit__(self, kind, error, trace):
+        is_running = self.process.poll() is None
         try:
-            self.process.wait(DEADLINE_S)
+            if kind is None:
+                check_process(self.process, self.folder / "out")
+            self.process.terminate()
+            code = self.process.wait(DEADLINE_S)
+            if kind is None:
+                assert code == 0 or not is_running, (code, (self.folder / "out").read_text(errors="replace")[-3000:])
+                check_process(self.process, self.folder / "out")
         finally:
             self.process.kill()
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from harness.peers import ROOT, wait_or_kill
 from harness.ports import free_ports
+from harness.server import Process, check_process
 from harness.waiting import eventually
 
 HOME = Path(os.environ.get("PHAROS_TORCHSERVE_HOME") or ROOT / "target/torchserve")
@@ -128,14 +129,16 @@ class Launched:
         environment = os.environ | {"TMPDIR": temporary, "TEMP": temporary} | self.environment
         words = ["--start", "--foreground", "--ts-config", str(config), "--model-store", str(self.store), *self.options]
         with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(
-                [*self.command, *words], stdout=log, stderr=log, env=environment, cwd=self.folder
-            )
+            self.process = Process([*self.command, *words], stdout=log, stderr=log, env=environment, cwd=self.folder)
         self.wait_until_started()
         return self
 
     def __exit__(self, kind, error, trace):
+        if kind is None:
+            check_process(self.process, self.log)
         self.stop()
+        if kind is None:
+            check_process(self.process, self.log)
 
     def wait_until_started(self):
         """Waits for the line that the usual harnesses of TorchServe wait for."""

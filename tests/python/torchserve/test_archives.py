@@ -20,7 +20,7 @@ from urllib.parse import urlencode
 import pytest
 
 from harness.ports import free_ports
-from harness.server import ROOT, alive, binary
+from harness.server import ROOT, Process, alive, binary, check_process
 from harness.waiting import DEADLINE_S, eventually
 from torchserve.archive_files import ECHO, files, manifest, tarred, wheel, zipped
 
@@ -63,15 +63,18 @@ class TorchServe:
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("PHAROS_", "TS_"))}
         environment |= {"TMPDIR": str(self.folder / "tmp"), "PHAROS_PYTHON": PYTHON} | self.environment
         with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=self.folder)
+            self.process = Process(command, stdout=log, stderr=log, env=environment, cwd=self.folder)
         eventually("the server logs that it has started", lambda: STARTED in self.console() or self.process.poll())
         assert self.process.poll() is None, self.console()
         return self
 
     def __exit__(self, kind, error, trace):
+        if kind is None:
+            check_process(self.process, self.log)
         if self.process.poll() is None:
             self.process.terminate()
             assert self.process.wait(DEADLINE_S) == 0, self.console()[-4000:]
+            check_process(self.process, self.log)
 
     def console(self) -> str:
         """Returns the console output so far."""

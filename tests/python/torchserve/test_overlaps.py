@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from harness.statistics import dispatched, received, until_dispatched, until_received
-from harness.waiting import DEADLINE_S, eventually, pause_as_client, settled
+from harness.waiting import DEADLINE_S, eventually, join_all, pause_as_client, settled
 from torchserve import models, peer as torchserve_peer
 from torchserve.home import HOST, INFERENCE, Home, body, fields, has_worker, message
 
@@ -124,7 +124,7 @@ class Talk:
         return self
 
     def join(self):
-        self.reader.join(DEADLINE_S)
+        join_all([self.reader])
         assert not self.reader.is_alive()
         return self
 

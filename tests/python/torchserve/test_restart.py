@@ -13,7 +13,7 @@ import zipfile
 
 import pytest
 
-from harness.waiting import DEADLINE_S, eventually
+from harness.waiting import DEADLINE_S, eventually, join_all
 from torchserve.launcher import Launcher, answers
 from torchserve.peer import STARTED
 from torchserve.peers import Peer
@@ -221,7 +221,7 @@ def test_requests_wait_for_the_first_worker(launcher):
         assert predicted(launcher, "echo")[0] == 200, "other models must not wait"
         assert asking.is_alive() and not found
         gate.touch()
-        asking.join(DEADLINE_S)
+        join_all([asking])
         assert found.pop() == (200, "x")
         assert [worker["status"] for worker in managed(launcher, "/models/gated")[1][0]["workers"]] == ["READY"]
         gate.unlink()
@@ -242,7 +242,7 @@ def test_workers_that_are_started_again_are_listed(launcher):
     status, answer = managed(launcher, "/models/dies", "DELETE")
     assert (status, answer["status"]) == (200, 'Model "dies" unregistered')
     if not is_real(launcher):
-        asking.join(DEADLINE_S)
+        join_all([asking])
         assert refused[0][0] in (404, 503), refused
     asking.join(0 if is_real(launcher) else 30)
 
@@ -262,8 +262,7 @@ def test_the_wait_for_the_first_worker_is_limited(launcher):
     asking = [threading.Thread(target=lambda: found.append(predicted(launcher, "gated"))) for _ in range(2)]
     for thread in asking:
         thread.start()
-    for thread in asking:
-        thread.join(DEADLINE_S)
+    join_all(asking)
     assert sorted(status for status, _ in found) == [408, 503]
     assert "Its queue is full" in next(body for status, body in found if status == 503)
     gate.touch()

@@ -3,6 +3,7 @@
 
 import collections
 import fnmatch
+import json
 
 import pytest
 
@@ -79,13 +80,15 @@ def test_every_difference_is_about_a_row():
 
 
 def test_comparison_sees_differences(recorded):
-    """The comparison detects another status, header, body, line or family."""
+    """The comparison detects another status, header, body, line or family, and another number of answers."""
     name = "predict: bytes"
     assert reason_for(name) is None
     theirs = recorded[name]
     assert difference(name, theirs, theirs) == ""
     answer = theirs["answers"][0]
     for changed in (
+        {"answers": []},
+        {"answers": [answer, answer]},
         {"answers": [answer | {"status": 500}]},
         {"answers": [answer | {"headers": answer["headers"] | {"x-request-id": "mine"}}]},
         {"answers": [answer | {"body": answer["body"].replace("0001ff", "0001fe")}]},
@@ -93,6 +96,12 @@ def test_comparison_sees_differences(recorded):
         {"logged": theirs["logged"] | {"access_log": ["POST /predictions/echo HTTP/1.1 404"]}},
     ):
         assert difference(name, theirs | changed, theirs) != "", changed
+    name = "oip"
+    expected = reason_for(name).texts
+    answers = [{"body": json.loads(f'"{text}"')} for text in expected]
+    assert difference(name, {"answers": answers}, recorded[name]) == ""
+    for changed in ([], answers[1:], [*answers[1:], {"status": 500}]):
+        assert difference(name, {"answers": changed}, recorded[name]) != "", changed
 
 
 @pytest.mark.peers

@@ -54,6 +54,8 @@ def test_a_worker_is_given_up_after_consecutive_losses(tmp_path):
         holds_for("the server is healthy after the last loss", 8, lambda: server.ask("GET", "/ping")[0] == 200)
         eventually("the worker is down", lambda: server.ask("GET", "/ping")[0] == 500)
         eventually("the log has the end of restarts", lambda: "is not restarted any more" in (tmp_path / "out").read_text())
+        losses = [line for line in (tmp_path / "out").read_text().splitlines() if "instance lost: " in line]
+        assert ["it will be restarted" in line for line in losses] == [True] * (len(losses) - 1) + [False], losses[-1]
         status, answer = server.manage("PUT", "/models/mortal?min_worker=1&synchronous=true")
         assert status == 500 and "it is ill" in answer["message"], answer
         ill.unlink()

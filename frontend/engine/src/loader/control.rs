@@ -8,9 +8,13 @@ use std::io;
 use std::sync::Arc;
 
 use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::metrics::labels::ModelChange;
+use pharos::metrics::record;
 use pharos::repository::{Override, States};
+use pharos::service::EXITING_TEXT;
 use pharos_os::blocking;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 pub(super) use locks::Locks;
 use locks::Unloads;
@@ -55,10 +59,7 @@ impl Loader {
         self.check_name(name)?;
         let (loader, name) = (self.clone(), name.to_owned());
         let load = async move { loader.load_named(&name, overrides).await };
-        self.runtime
-            .spawn(load)
-            .await
-            .unwrap_or_else(|error| Err(InferError::internal(format!("the load failed: {error}"))))
+        self.result(self.runtime.spawn(load)).await?
     }
 
     /// Unloads a model and, with `dependents`, the members of an ensemble that nothing else needs. On return new requests no
@@ -70,7 +71,16 @@ impl Loader {
         self.by_request()?;
         let (loader, name) = (self.clone(), name.to_owned());
         let unload = async move { loader.unload_named(&name, dependents).await };
-        self.runtime.spawn(unload).await.map_err(|error| InferError::internal(format!("the unload failed: {error}")))
+        self.result(self.runtime.spawn(unload)).await
+    }
+
+    /// Returns the result of a load or unload.
+    ///
+    /// # Errors
+    /// The server exits: the runtime may end before the task does. Or the task panicked.
+    async fn result<T>(&self, task: JoinHandle<T>) -> Result<T, InferError> {
+        let done = blocking::until_exit(self.exiting.subscribe(), task).await;
+        done.ok_or_else(exits)?.map_err(|error| InferError::internal(format!("the task failed: {error}")))
     }
 
     /// Returns an error unless models are loaded by request.
@@ -139,6 +149,7 @@ impl Loader {
             let name = wanted.name.clone();
             match self.checked_dependencies(&name, prepared).await {
                 Ok(prepared) => loads.push((wanted, unloads, prepared, watch::channel(()))),
+                Err(_) if self.is_exiting() => drop(results.insert(name, Err(exits()))),
                 Err(unprepared) => drop(results.insert(name.clone(), Err(self.not_prepared(&wanted, &unprepared)))),
             }
         }
@@ -252,6 +263,7 @@ impl Loader {
     fn not_prepared(self: &Arc<Self>, wanted: &LoadRequest, unprepared: &PrepareError) -> InferError {
         let (name, reason) = (wanted.name.as_str(), unprepared.reason());
         tracing::error!(model = name, "model cannot be loaded: {reason}");
+        record::model_changed(self.cache(), ModelChange::Load, false);
         if wanted.failing == OnLoadFailure::Withdraw {
             self.withdraw(name);
         }
@@ -311,7 +323,7 @@ impl Loader {
         tokio::select! {
             biased;
             () = unloads.next() => Err(load_failed(name, "it was unloaded during the load\n")),
-            _ = exiting.wait_for(|exiting| *exiting) => Err(load_failed(name, "the server is exiting\n")),
+            _ = exiting.wait_for(|exiting| *exiting) => Err(exits()),
             loaded = load => loaded,
         }
     }
@@ -461,6 +473,11 @@ fn fail(states: &mut States, name: &str, reason: &str) {
 /// Triton's error for an unreadable model, with the reason, which Triton only logs.
 pub(super) fn not_polled(model: &str, reason: &str) -> InferError {
     InferError::internal(format!("failed to load '{model}', failed to poll from model repository: {reason}"))
+}
+
+/// The error of loads and unloads that the exit of the server ends.
+pub(super) fn exits() -> InferError {
+    InferError::not_ready(EXITING_TEXT)
 }
 
 fn load_failed(model: &str, reasons: &str) -> InferError {

@@ -256,8 +256,13 @@ impl Loader {
             let room = EndsIfDropped(self.room_for_more(serving, &size).await?.map(Arc::new));
             let (_files, stamp) = (serving.files.clone(), serving.stamp);
             let plan = Arc::new(Plan { _memory: room.0.clone(), _files, stamp, ..plan });
-            instances.resize(&plan, &placements, driver).await?;
+            let ending = instances.resize(&plan, &placements, driver).await?;
             if let (Some(share), Some(room)) = (serving.executor.memory(), room.keep()) {
+                let mut surplus = share.bytes();
+                surplus.subtract(&size);
+                let surplus = share.split(&surplus);
+                surplus.end();
+                ending.keep(surplus);
                 share.set(size);
                 room.set(MemoryBytes::default());
             }

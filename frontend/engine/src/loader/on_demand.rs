@@ -13,12 +13,12 @@ use pharos::metrics::record;
 use pharos::repository::{LOAD_PARAMETER, ON_DEMAND, ON_DEMAND_VALUE, State};
 use pharos::timeline::Instant;
 
-use super::control::LoadRequest;
+use super::control::{LoadRequest, exits};
 use super::prepare::{Configuration, Prepared};
 use super::unloading::{Demanded, demanded, leave_members};
 use super::{Loader, Mode};
 use crate::serving::{Awaited, ModelTable, OnDemand, Outcome, Snapshot};
-use pharos_os::clock;
+use pharos_os::{blocking, clock};
 
 /// The longest time between two looks for models without use.
 const LONGEST_LOOK: Duration = Duration::from_secs(5);
@@ -57,7 +57,7 @@ impl Loader {
     /// same model wait for the same load, which continues if the future is dropped.
     ///
     /// # Errors
-    /// The model cannot be loaded, or not within `limit`, or too many requests wait already.
+    /// The model cannot be loaded, or not within `limit`, or too many requests wait already, or the server exits.
     pub(crate) async fn demand(
         self: &Arc<Self>,
         (name, version): (&str, &str),
@@ -85,10 +85,11 @@ impl Loader {
                 }
             });
         });
-        let loaded = async {
+        let loaded = blocking::until_exit(self.exiting.subscribe(), async {
             let loaded = outcome.wait_for(Option::is_some).await.ok().and_then(|loaded| loaded.clone());
             loaded.unwrap_or_else(|| Err(InferError::internal(format!("the load of model '{name}' failed"))))
-        };
+        });
+        let loaded = async { loaded.await.unwrap_or_else(|| Err(exits())) };
         let loaded = match limit {
             Some(limit) => clock::timeout(limit, loaded).await.unwrap_or_else(|| Err(too_late(name, limit))),
             None => loaded.await,

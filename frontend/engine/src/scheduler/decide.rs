@@ -157,13 +157,6 @@ impl Driver {
         self.limits.as_ref().map_or(Ok(()), |registration| registration.add(instances))
     }
 
-    /// Removes retired instances from the rate limiter.
-    pub(crate) fn dismiss(&self, instances: &[InstanceId]) {
-        if let Some(registration) = &self.limits {
-            registration.remove(instances);
-        }
-    }
-
     /// Returns the number of instances that wait for resources, and the total waiting time since the last call; `None` without a
     /// rate limiter.
     pub(crate) fn resource_waits(&self) -> Option<(usize, Duration)> {

@@ -73,6 +73,11 @@ impl State {
         self.busy_of_removed_ns += member.busy.total_ns(now);
         Some(member)
     }
+
+    /// Returns whether an instance is ready and gets new batches.
+    pub(super) fn has_open_member(&self) -> bool {
+        self.members.keys().any(|instance| !self.retired.contains(instance))
+    }
 }
 
 impl Driver {

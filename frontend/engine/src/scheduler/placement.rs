@@ -9,7 +9,7 @@ use pharos::scheduler::rate_limiter::{Demand, Need};
 const DEVICE_OF_CPUS: u32 = 0;
 
 /// One instance to start.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Placement {
     /// `<group>_<n>`, with the version unless it is 1, so that log lines are unambiguous.
     pub(crate) name: String,
@@ -38,8 +38,11 @@ pub(crate) struct OnGpu {
 impl Placement {
     /// Returns whether an instance of one placement can serve the other. Names do not matter, as in Triton.
     pub(crate) fn is_like(&self, other: &Self) -> bool {
-        let gpu = |placement: &Self| placement.device.as_ref().map(|device| device.number);
-        (self.passive, &self.demand, gpu(self)) == (other.passive, &other.demand, gpu(other))
+        fn of(placement: &Placement) -> (bool, &Demand, Option<u32>, &str) {
+            let Placement { passive, demand, device, policy, .. } = placement;
+            (*passive, demand, device.as_ref().map(|device| device.number), policy)
+        }
+        of(self) == of(other)
     }
 }
 
@@ -155,6 +158,21 @@ mod tests {
         assert_eq!(devices(&group("")), [on(0, 0), on(3, 0)]);
         assert_eq!(devices(&group("count: 2")), [on(0, 0), on(3, 0), on(0, 1), on(3, 1)]);
         assert_eq!(devices(&group("gpus: [3] count: 2")), [on(3, 0), on(3, 1)]);
+    }
+
+    #[test]
+    fn instances_are_alike_if_only_their_names_and_turns_differ() {
+        let one = |group: &str| placements(&format!("instance_group {{ {group} }}"), 1).swap_remove(0);
+        let usual = one("name: 'g' kind: KIND_CPU");
+        for (group, expected) in [
+            ("name: 'other' kind: KIND_CPU", true),
+            ("kind: KIND_CPU passive: true", false),
+            ("kind: KIND_CPU rate_limiter { priority: 2 }", false),
+            ("kind: KIND_GPU", false),
+            ("kind: KIND_CPU host_policy: 'p'", false),
+        ] {
+            assert_eq!(usual.is_like(&one(group)), expected, "{group}");
+        }
     }
 
     #[test]

@@ -6,10 +6,14 @@ use super::{Driver, Member};
 use pharos_os::clock;
 
 impl Driver {
-    /// Stops sending new batches or sequences to an instance; its current ones continue to their ends.
+    /// Stops sending new batches or sequences to an instance; its current ones continue to their ends. Until
+    /// [`Driver::dismiss`], it is not added again, even if its process restarts.
     pub(crate) fn retire(&self, instance: InstanceId) {
         let now = clock::now();
-        self.turn(now, |state| state.scheduler.instance_closing(instance, now));
+        self.turn(now, |state| {
+            state.retired.insert(instance);
+            state.scheduler.instance_closing(instance, now);
+        });
     }
 
     /// Returns whether a retired instance has finished its work; if so, removes it from the driver.
@@ -27,9 +31,12 @@ impl Driver {
         retired
     }
 
-    /// Returns whether an instance has running sequences.
-    pub(crate) fn has_sequences_on(&self, instance: InstanceId) -> bool {
-        self.lock().scheduler.has_sequences_on(instance)
+    /// Forgets a retired instance whose process has ended, and removes it from the rate limiter. Its number can be used again.
+    pub(crate) fn dismiss(&self, instance: InstanceId) {
+        self.lock().retired.remove(&instance);
+        if let Some(registration) = &self.limits {
+            registration.remove(&[instance]);
+        }
     }
 
     /// Returns whether an instance has unanswered batches.

@@ -365,7 +365,14 @@ impl Driver {
     /// # Errors
     /// The worker violates the protocol and must be replaced.
     pub(crate) fn response(&self, instance: InstanceId, link: &SharedLink, frame: wire::Response) -> io::Result<()> {
-        let booked = self.lock().book(instance, &frame);
+        let booked = {
+            let mut state = self.lock();
+            let booked = state.book(instance, &frame);
+            if matches!(booked, Ok(Some(_))) {
+                state.last_answered = clock::now();
+            }
+            booked
+        };
         let arrival = match booked.map_err(io::Error::other)? {
             Some(ReceivedResponse::Streamed(arrival)) => arrival,
             Some(ReceivedResponse::Single(request)) => {
@@ -401,10 +408,6 @@ impl Driver {
         let Arrival { part, sender, flow, number, since } = arrival;
         let &Kind { stamps, last, empty } = kind;
         let is_abandoned = sender.is_closed();
-        if last && empty && is_abandoned && answer.is_ok() {
-            // It is unknown whether more responses would have followed.
-            answer = Err(InferError::cancelled());
-        }
         let mut timeline = part.request.timeline;
         timeline.compute = stamps;
         timeline.request_end = clock::now();
@@ -456,6 +459,9 @@ impl Driver {
         for ((_, request), answer) in requests.into_iter().zip(answers) {
             let Reply::Many(mut sink) = request.reply else { continue };
             let empty = answer.is_ok() && (sink.count > 0 || done.outputs.is_empty());
+            // For a disconnected client it is unknown whether more responses would have followed.
+            let given_up = empty && sink.sender.as_ref().is_some_and(mpsc::Sender::is_closed);
+            let answer = if given_up { Err(InferError::cancelled()) } else { answer };
             if let Some(arrival) = sink.book(request.part, done.stamps, true) {
                 let kind = Kind { stamps: done.stamps, last: true, empty };
                 self.pass_on(

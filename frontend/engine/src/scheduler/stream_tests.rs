@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::future::poll_fn;
+use std::time::Duration;
 
 use pharos::id::ModelVersion;
 use pharos::infer::InferInput;
@@ -237,6 +238,46 @@ async fn dropping_the_responses_cancels_the_request() {
     assert_eq!(world.statistics().inference_stats.fail.count, 1);
     assert_eq!(world.driver.unanswered(), 0);
     assert_eq!(world.streams(), [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]);
+}
+
+#[tokio::test]
+async fn a_retired_instance_that_restarts_gets_no_batches() {
+    let mut world = world().await;
+    let waiting = world.ask();
+    world.driver.retire(INSTANCE);
+    world.driver.instance_lost(INSTANCE);
+    world.sent();
+    world.driver.instance_ready(INSTANCE, world.link.clone());
+    assert!(world.sent().is_empty() && world.driver.is_retired(INSTANCE));
+    world.driver.dismiss(INSTANCE);
+    // Another instance has its number.
+    world.driver.instance_ready(INSTANCE, world.link.clone());
+    assert!(matches!(world.sent().as_slice(), [ToWorker::Execute(execute)] if execute.batch == 1));
+    drop(waiting);
+}
+
+#[tokio::test]
+async fn requests_that_wait_are_rejected_if_no_instance_has_answered_since_they_began_to_wait() {
+    let world = world().await;
+    let (lost, longest) = (Instant(1), Duration::from_millis(20));
+    let (mut first, mut second) = (world.ask(), world.ask());
+    let begun = clock::now();
+    while clock::now() - begun <= longest {
+        tokio::time::sleep(longest / 4).await;
+    }
+    // It was lost long ago and has answered since.
+    world.say(wire::Response { last: true, ..response() }).unwrap();
+    world.driver.instance_lost(INSTANCE);
+    world.driver.reject_waiting(longest, lost);
+    assert!(next(&mut first).await.unwrap().answer.is_ok());
+    assert_eq!(world.driver.unanswered(), 1);
+    let answered = clock::now();
+    while clock::now() - answered <= longest {
+        tokio::time::sleep(longest / 4).await;
+    }
+    world.driver.reject_waiting(longest, lost);
+    let end = next(&mut second).await.unwrap();
+    assert!(end.answer.unwrap_err().message.contains("was restarted within the time"));
 }
 
 #[tokio::test]

@@ -15,6 +15,7 @@ mod keys;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Debug};
+use std::future::Future;
 use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::sync::{Arc, RwLock};
@@ -26,7 +27,7 @@ use pharos::metrics::cache::Cache;
 use pharos::metrics::record;
 use pharos::repository::Stamp;
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
 use super::Store;
 use super::address::Address;
@@ -34,6 +35,7 @@ use super::files::ModelFiles;
 use availability::Availability;
 use copies::Copies;
 use keys::Tree;
+use pharos_os::blocking;
 
 /// The maximum number of concurrent requests to a store.
 const AT_ONCE: usize = 8;
@@ -53,6 +55,8 @@ pub(super) struct ObjectRepository {
     fetching: RwLock<()>,
     availability: Availability,
     cache: Arc<Cache>,
+    /// True when the server exits, which ends the requests.
+    exiting: watch::Receiver<bool>,
 }
 
 impl Debug for ObjectRepository {
@@ -77,11 +81,17 @@ struct Object {
 }
 
 impl ObjectRepository {
-    /// Creates the repository. Copies are kept in `copies`, or in a temporary directory. Needs a Tokio runtime.
+    /// Creates the repository. Copies are kept in `copies`, or in a temporary directory. Its requests end when `exiting` becomes
+    /// true. Needs a Tokio runtime.
     ///
     /// # Errors
     /// The store or the directory of copies cannot be used. Sends no request.
-    pub(super) fn new(address: Address, copies: Option<&Path>, cache: Arc<Cache>) -> Result<Self, String> {
+    pub(super) fn new(
+        address: Address,
+        copies: Option<&Path>,
+        cache: Arc<Cache>,
+        exiting: watch::Receiver<bool>,
+    ) -> Result<Self, String> {
         let store = connect::connect(&address)?;
         let prefix = Key::parse(&address.prefix).map_err(|error| format!("'{address}' cannot be used: {error}"))?;
         let files = Copies::new(copies, &address.to_string());
@@ -97,7 +107,13 @@ impl ObjectRepository {
             runtime: Handle::current(),
             requests: Semaphore::new(AT_ONCE),
             fetching: RwLock::default(),
+            exiting,
         })
+    }
+
+    /// Waits for requests to the store; `None` if the server exits, which ends them. Blocks.
+    fn wait<T>(&self, requests: impl Future<Output = T>) -> Option<T> {
+        self.runtime.block_on(blocking::until_exit(self.exiting.clone(), requests))
     }
 
     /// Returns the folders whose names are valid model names.
@@ -216,8 +232,10 @@ impl Store for ObjectRepository {
     }
 
     fn list(&self) -> io::Result<Vec<String>> {
-        let names = self.record_poll(self.availability.names_or(|| self.runtime.block_on(self.names())));
+        let names = self.record_poll(self.availability.names_or(|| self.wait(self.names())));
+        // The names may be older than the copies while the server exits.
         if self.availability.failure().is_none()
+            && !*self.exiting.borrow()
             && let Ok(_exclusive) = self.fetching.try_write()
         {
             self.copies.keep_models(&names);
@@ -226,7 +244,7 @@ impl Store for ObjectRepository {
     }
 
     fn poll(&self) -> io::Result<Vec<(String, Stamp)>> {
-        Ok(self.record_poll(self.availability.poll_or(|| self.runtime.block_on(self.list_stamps()))))
+        Ok(self.record_poll(self.availability.poll_or(|| self.wait(self.list_stamps()))))
     }
 
     fn has(&self, model: &str) -> bool {
@@ -247,8 +265,8 @@ impl Store for ObjectRepository {
         }
         self.availability.check_pause()?;
         let _fetching = self.fetching.read();
-        let fetched = self.runtime.block_on(self.fetch(model));
-        self.record_poll(fetched)
+        let fetched = self.wait(self.fetch(model));
+        self.record_poll(fetched.unwrap_or_else(|| Err(io::Error::other("the server is exiting"))))
     }
 }
 

@@ -1,34 +1,25 @@
 //! The GPU of an instance: chosen for each of its processes, and released when the process or the GPU is lost.
 
-use pharos::supervisor::Supervisor;
-use pharos::wire::{Device, Loaded};
+use std::io;
 
-use super::{Instance, Running};
-use crate::memory::Share;
+use pharos::supervisor::{LossReason, Supervisor};
+use pharos::wire::Loaded;
+
+use super::Instance;
+use super::running::{DeviceShare, Running};
 use crate::process::ProcessPlacement;
 use crate::scheduler::placement::OnGpu;
 use pharos_os::clock;
-use pharos_telemetry::system::{ChosenDevice, DeviceRequest};
+use pharos_telemetry::system::DeviceRequest;
 
 /// Below this amount of pinned memory, in bytes, a log line warns. 16 MiB are a batch of 27 images of 224 x 224 in FP32.
 const LOW_PINNED: u64 = 16 << 20;
 
-/// A process's share of a GPU.
-pub(super) struct DeviceShare {
-    pub(super) chosen: ChosenDevice,
-    pub(super) share: Share,
-}
-
-impl DeviceShare {
-    /// Returns the device description for the worker.
-    pub(super) fn device(&self) -> Device {
-        Device {
-            number: self.chosen.number,
-            uuid: self.chosen.uuid.clone(),
-            visible: self.chosen.visible.clone(),
-            pinned: self.share.each(),
-        }
-    }
+/// Why no process was started.
+enum NotStarted {
+    /// The GPU cannot be used, or no model may be loaded onto it.
+    Device(String),
+    Process(io::Error),
 }
 
 impl Instance {
@@ -38,7 +29,7 @@ impl Instance {
         name: &'a str,
         device_share: Option<&'a DeviceShare>,
     ) -> ProcessPlacement<'a> {
-        let processors = match self.plan.policies.processors(&self.placement.policy) {
+        let processors = match self.plan.policies.processors(&self.health.placement().policy) {
             [] => device_share.map_or(&[][..], |device_share| device_share.chosen.cpus.as_slice()),
             of_policy => of_policy,
         };
@@ -55,23 +46,31 @@ impl Instance {
         }
     }
 
-    /// Starts a process, on a GPU if the instance needs one and it can be used now.
+    /// Starts a process, unless the instance is stopped meanwhile.
     pub(super) async fn begin(&mut self, machine: &mut Supervisor, running: &mut Option<Running>) {
-        let device_share = match &self.placement.device {
-            None => None,
-            Some(device) => match self.take(device).await {
-                Ok(device_share) => Some(device_share),
-                Err(reason) => {
-                    // The reason alone is enough: no process has ended.
-                    machine.load_failed(reason, clock::now());
-                    return machine.exited("it was not started", clock::now());
-                }
-            },
-        };
-        match self.spawn(device_share).await {
-            Ok(started) => self.begun(started, machine, running),
-            Err(error) => machine.not_started(error.to_string(), clock::now()),
+        match self.unless_stopped(self.start()).await {
+            Some(Ok(started)) => self.begun(started, machine, running),
+            Some(Err(NotStarted::Device(reason))) => {
+                // The reason alone is enough: no process has ended.
+                machine.load_failed(reason, clock::now());
+                machine.exited("it was not started", clock::now());
+            }
+            Some(Err(NotStarted::Process(error))) => machine.not_started(error.to_string(), clock::now()),
+            None => {
+                machine.stop(clock::now());
+                machine.not_started(LossReason::Stopped.to_string(), clock::now());
+            }
         }
+    }
+
+    /// Starts a process, on a GPU if the instance needs one and it can be used now. If the future is dropped, the process ends.
+    async fn start(&self) -> Result<Running, NotStarted> {
+        let placement = self.health.placement();
+        let device_share = match &placement.device {
+            None => None,
+            Some(device) => Some(self.take(device).await.map_err(NotStarted::Device)?),
+        };
+        self.spawn(device_share).await.map_err(NotStarted::Process)
     }
 
     /// # Errors
@@ -104,7 +103,7 @@ impl Instance {
     /// Reports a lost GPU to the supervisor of the process.
     pub(super) fn look_at_device(&self, machine: &mut Supervisor, running: &Option<Running>) {
         if running.is_some()
-            && let Some(device) = &self.placement.device
+            && let Some(device) = &self.health.placement().device
             && let Some(reason) = self.plan.devices.lost(device.number)
         {
             machine.device_lost(self.about(device, &reason), clock::now());

@@ -7,13 +7,14 @@ use pharos::metrics::labels::InstanceState;
 use pharos::timeline::Instant;
 
 use super::outage::{Loss, Next};
+use crate::scheduler::placement::Placement;
 use crate::wire::SharedLink;
 
 /// The published state of an instance.
 #[derive(Default)]
 pub(super) struct Health {
-    /// The name of the instance. Locked only to copy or replace it.
-    name: Mutex<Arc<str>>,
+    /// The placement that the instance serves now. Locked only to copy or replace it.
+    placement: Mutex<Arc<Placement>>,
     pub(super) ready: AtomicBool,
     /// Whether it counts as permanently lost: it is still restarted, but requests do not wait for it.
     pub(super) broken: AtomicBool,
@@ -36,17 +37,17 @@ pub(super) struct Health {
 }
 
 impl Health {
-    pub(super) fn new(name: &str, passive: bool) -> Self {
-        Self { name: Mutex::new(name.into()), passive, ..Self::default() }
+    pub(super) fn new(placement: &Placement) -> Self {
+        Self { placement: Mutex::new(Arc::new(placement.clone())), passive: placement.passive, ..Self::default() }
     }
 
-    pub(super) fn name(&self) -> Arc<str> {
-        self.name.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(super) fn placement(&self) -> Arc<Placement> {
+        self.placement.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Renames the instance; its process gets the new name at its next start.
-    pub(super) fn rename(&self, name: &str) {
-        *self.name.lock().unwrap_or_else(PoisonError::into_inner) = name.into();
+    /// Changes the placement that the instance serves. Its process gets the new name at its next start.
+    pub(super) fn assign(&self, placement: Placement) {
+        *self.placement.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(placement);
     }
 
     /// Returns the state of the instance; `None` after it has ended.
@@ -98,6 +99,17 @@ impl Health {
     /// Returns its last loss, if it has not been ready since.
     pub(super) fn loss(&self) -> Option<Loss> {
         self.loss.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Records that it is ready, with the connection to its process.
+    pub(super) fn set_ready(&self, link: SharedLink) {
+        self.set_link(Some(link));
+        // First, so that requests also wait for it after its next loss.
+        self.broken.store(false, Ordering::Relaxed);
+        self.ready.store(true, Ordering::Relaxed);
+        self.lost.store(0, Ordering::Relaxed);
+        self.set_failure(None);
+        self.set_loss(None);
     }
 
     /// Returns whether it is ready or may become ready soon.

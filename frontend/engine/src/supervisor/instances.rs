@@ -1,7 +1,10 @@
 //! The instances of a model version, which start together and can be resized later.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::task::Poll;
 use std::time::Duration;
 
 use pharos::id::InstanceId;
@@ -11,6 +14,7 @@ use pharos::wire::Loaded;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
+use super::handle::{GIVEN_UP, Handle, Stop};
 use super::outage::{Loss, Outage};
 use super::{Health, Instance, Plan};
 use crate::scheduler::Driver;
@@ -19,11 +23,11 @@ use crate::wire::SharedLink;
 use pharos_os::clock;
 use pharos_os::descriptors::Reserved;
 
-/// The interval of checking whether a retired instance is idle.
+/// The first interval of checking whether a retired instance is idle; each one is twice as long as the one before.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The interval of checking a retired instance with running sequences.
-const SEQUENCE_POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// The longest such interval: sequences can last long.
+const LONGEST_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The health of all instances of a version, shared with each of them.
 #[derive(Clone, Default)]
@@ -50,76 +54,9 @@ impl InstanceHealth {
 /// The instances of a model version.
 #[derive(Default)]
 pub(crate) struct Instances {
-    // Held only to copy or change the list. Shared with the tasks that wait for the ends of sequences.
+    // Held only to copy or change the list. Shared with the tasks that end instances.
     all: Arc<Mutex<Vec<Arc<Handle>>>>,
     instance_health: InstanceHealth,
-}
-
-struct Handle {
-    id: InstanceId,
-    /// The placement that it serves now. Locked only to copy or replace it.
-    placement: Mutex<Placement>,
-    /// Whether it is retired and only finishes its work.
-    closing: AtomicBool,
-    health: Arc<Health>,
-    /// Bytes by which loading has grown its process.
-    memory: AtomicU64,
-    /// Bytes of its arenas that are registered with its GPU driver.
-    pinned: AtomicU64,
-    /// The stop signal; dropping it stops the instance too.
-    stop: watch::Sender<Stop>,
-    task: Mutex<Option<JoinHandle<()>>>,
-}
-
-/// How an instance is to end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stop {
-    No,
-    /// Its worker may finish its work for a limited time.
-    Drain,
-    /// Its worker is killed.
-    Now,
-}
-
-impl Handle {
-    fn placement(&self) -> Placement {
-        self.placement.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Changes the placement that the instance serves.
-    fn assign(&self, placement: Placement) {
-        self.health.rename(&placement.name);
-        *self.placement.lock().unwrap_or_else(PoisonError::into_inner) = placement;
-    }
-
-    fn is_closing(&self) -> bool {
-        self.closing.load(Ordering::Relaxed)
-    }
-
-    /// Returns the id of its process, if it has one.
-    fn pid(&self) -> Option<u32> {
-        let pid = self.health.pid.load(Ordering::Relaxed);
-        (pid != 0).then_some(pid)
-    }
-
-    fn ask_to_stop(&self) {
-        self.stop.send_if_modified(|stop| {
-            let first = *stop == Stop::No;
-            if first {
-                *stop = Stop::Drain;
-            }
-            first
-        });
-    }
-
-    /// Ends the worker and waits until its process is gone.
-    async fn stop(&self) {
-        self.ask_to_stop();
-        let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(task) = task {
-            let _ = task.await;
-        }
-    }
 }
 
 /// The changes needed to serve other placements.
@@ -133,8 +70,27 @@ struct Differences {
     gone: Vec<Arc<Handle>>,
 }
 
+/// What a starting instance reports once: loaded, or the reason of the failure.
+type Outcome = Result<Loaded, String>;
+
 /// A starting instance and its outcome.
-type Starting = (Arc<Handle>, oneshot::Receiver<Result<Loaded, String>>);
+type Starting = (Arc<Handle>, oneshot::Receiver<Outcome>);
+
+/// Instances that are being removed and still execute requests or have sequences. They end in the background.
+#[derive(Default)]
+pub(crate) struct Ending(Vec<JoinHandle<()>>);
+
+impl Ending {
+    /// Keeps a value until the processes of all are gone.
+    pub(crate) fn keep(self, value: impl Send + 'static) {
+        if !self.0.is_empty() {
+            tokio::spawn(async move {
+                wait(self.0).await;
+                drop(value);
+            });
+        }
+    }
+}
 
 /// The state of an instance, its process and its GPU.
 #[derive(Clone, Debug)]
@@ -147,9 +103,6 @@ pub(crate) struct InstanceStatus {
     /// The number of its GPU, if it runs on one.
     pub(crate) gpu: Option<u32>,
 }
-
-/// The state of an instance that is no longer restarted.
-const GIVEN_UP: Option<InstanceState> = Some(InstanceState::Failed);
 
 impl Instances {
     /// Starts all instances and waits until all have loaded the model. Returns the engine and the total memory.
@@ -166,9 +119,9 @@ impl Instances {
         loaded.map(|loaded| (instances, loaded)).ok_or_else(|| "the model has no instances".to_owned())
     }
 
-    /// Starts instances for new `placements` and, once they are ready, stops those without a placement after they have executed
-    /// their requests. Instances with a placement continue unchanged. An instance with running sequences stops after their ends,
-    /// in the background.
+    /// Starts instances for new `placements` and, once they are ready, removes those without a placement. Instances with a
+    /// placement continue unchanged. Waits for the ends of removed instances without work, and returns the others: they end after
+    /// their requests and sequences.
     ///
     /// # Errors
     /// The first reason why an instance could not start; nothing has changed then.
@@ -177,13 +130,13 @@ impl Instances {
         plan: &Arc<Plan>,
         placements: &[Placement],
         driver: &Arc<Driver>,
-    ) -> Result<(), String> {
+    ) -> Result<Ending, String> {
         let Differences { new, kept, gone } = self.differences(placements);
         self.add(plan, &new, driver).await?;
-        kept.into_iter().for_each(|(handle, placement)| handle.assign(placement));
-        self.remove(&gone, driver).await;
+        kept.into_iter().for_each(|(handle, placement)| handle.health.assign(placement));
+        let ending = self.remove(&gone, driver).await;
         self.sort(placements);
-        Ok(())
+        Ok(ending)
     }
 
     /// Assigns placements to instances: the same placement if possible, else an equivalent one. A placement whose instance is no
@@ -192,7 +145,7 @@ impl Instances {
         let mut gone = self.handles();
         gone.retain(|handle| !handle.is_closing());
         let (mut new, mut kept) = (placements.to_vec(), Vec::new());
-        let same: fn(&Placement, &Placement) -> bool = |one, other| one == other;
+        let same: fn(&Placement, &Placement) -> bool = Placement::eq;
         for fits in [same, Placement::is_like] {
             let stays = |handle: &Arc<Handle>, placement: &Placement| {
                 handle.health.state() != GIVEN_UP && fits(&handle.placement(), placement)
@@ -228,21 +181,19 @@ impl Instances {
             outcomes.push(outcome);
         }
         self.all().extend(handles.iter().cloned());
-        let mut sum: Option<Loaded> = None;
-        for (handle, outcome) in handles.iter().zip(outcomes) {
-            match outcome.await.unwrap_or_else(|_| Err("the instance ended while it was loading".to_owned())) {
-                Ok(loaded) => {
+        match loaded(outcomes).await {
+            Ok(all) => {
+                for (handle, loaded) in handles.iter().zip(&all) {
                     handle.memory.store(loaded.memory, Ordering::Relaxed);
                     handle.pinned.store(loaded.pinned, Ordering::Relaxed);
-                    sum = Some(combined(sum, loaded));
                 }
-                Err(reason) => {
-                    self.remove(&handles, driver).await;
-                    return Err(reason);
-                }
+                Ok(all.into_iter().reduce(combined))
+            }
+            Err(reason) => {
+                self.remove(&handles, driver).await;
+                Err(reason)
             }
         }
-        Ok(sum)
     }
 
     /// Starts the task of one instance.
@@ -252,12 +203,11 @@ impl Instances {
         (id, placement): (InstanceId, &Placement),
         driver: &Arc<Driver>,
     ) -> Starting {
-        let health = Arc::new(Health::new(&placement.name, placement.passive));
+        let health = Arc::new(Health::new(placement));
         let (outcome, started) = oneshot::channel();
         let (stop, stopped) = watch::channel(Stop::No);
         let instance = Instance {
             id,
-            placement: placement.clone(),
             plan: plan.clone(),
             driver: driver.clone(),
             health: health.clone(),
@@ -266,50 +216,53 @@ impl Instances {
             reported: None,
             outcome: Some(outcome),
             _descriptors: reserved,
+            stop: stopped,
         };
-        let task = Mutex::new(Some(tokio::spawn(instance.live(stopped))));
-        let (closing, memory, pinned) = Default::default();
-        let placement = Mutex::new(placement.clone());
-        (Arc::new(Handle { id, placement, closing, health, memory, pinned, stop, task }), started)
+        tokio::spawn(instance.live());
+        (Arc::new(Handle::new(id, health, driver.series.clone(), stop)), started)
     }
 
-    /// Ends these instances after they have executed their requests. Waits only for those without sequences.
-    async fn remove(&self, gone: &[Arc<Handle>], driver: &Arc<Driver>) {
+    /// Ends these instances after their requests and sequences, even if the future is dropped. Waits for those without any, and
+    /// returns the others.
+    async fn remove(&self, gone: &[Arc<Handle>], driver: &Arc<Driver>) -> Ending {
         for handle in gone {
-            handle.closing.store(true, Ordering::Relaxed);
             self.instance_health.change(|all| all.retain(|health| !Arc::ptr_eq(health, &handle.health)));
             driver.retire(handle.id);
+            handle.close();
         }
-        let (lasting, short): (Vec<_>, Vec<_>) =
-            gone.iter().cloned().partition(|handle| driver.has_sequences_on(handle.id));
-        for handle in lasting {
-            let (all, driver) = (self.all.clone(), driver.clone());
-            tokio::spawn(async move { end(&all, &[handle], &driver, SEQUENCE_POLL_INTERVAL).await });
-        }
-        end(&self.all, &short, driver, POLL_INTERVAL).await;
+        let (idle, busy): (Vec<_>, Vec<_>) = gone.iter().cloned().partition(|handle| driver.is_retired(handle.id));
+        let ends = |handle: Arc<Handle>| tokio::spawn(end(self.all.clone(), handle, driver.clone()));
+        let (idle, busy): (Vec<_>, Vec<_>) =
+            (idle.into_iter().map(ends).collect(), busy.into_iter().map(ends).collect());
+        wait(idle).await;
+        Ending(busy)
     }
 
     /// Sorts the instances in the order of the placements.
     fn sort(&self, placements: &[Placement]) {
         let place = |handle: &Arc<Handle>| {
             let own = handle.placement();
-            placements.iter().position(|placement| !handle.is_closing() && *placement == own).unwrap_or(usize::MAX)
+            placements.iter().position(|placement| !handle.is_closing() && *placement == *own).unwrap_or(usize::MAX)
         };
         self.all().sort_by_cached_key(place);
     }
 
-    /// Returns the bytes by which loading has grown all processes together, and the bytes that they have registered with their
-    /// GPU drivers.
+    /// Returns the bytes by which loading has grown the processes together, and the bytes that they have registered with their
+    /// GPU drivers. Without instances that are being removed.
     pub(crate) fn memory(&self) -> (u64, u64) {
         let of = |handle: &Arc<Handle>| [&handle.memory, &handle.pinned].map(|bytes| bytes.load(Ordering::Relaxed));
-        self.all().iter().map(of).fold((0, 0), |sum, [memory, pinned]| (sum.0 + memory, sum.1 + pinned))
+        let all = self.all();
+        all.iter()
+            .filter(|handle| !handle.is_closing())
+            .map(of)
+            .fold((0, 0), |sum, [memory, pinned]| (sum.0 + memory, sum.1 + pinned))
     }
 
     /// Returns the status of each instance.
     pub(crate) fn states(&self) -> Vec<InstanceStatus> {
         let doing = |handle: &Arc<Handle>| {
-            let Placement { name, device, .. } = handle.placement();
-            let gpu = device.map(|device| device.number);
+            let placement = handle.placement();
+            let (name, gpu) = (placement.name.clone(), placement.device.as_ref().map(|device| device.number));
             InstanceStatus { id: handle.id, name, state: handle.health.state(), pid: handle.pid(), gpu }
         };
         self.all().iter().map(doing).collect()
@@ -356,12 +309,12 @@ impl Instances {
 
     /// Returns the name of each instance, with the id of its process if it has one.
     pub(crate) fn processes(&self) -> Vec<(String, Option<u32>)> {
-        self.all().iter().map(|handle| (handle.placement().name, handle.pid())).collect()
+        self.all().iter().map(|handle| (handle.placement().name.clone(), handle.pid())).collect()
     }
 
-    /// Returns the ids of the processes.
+    /// Returns the ids of the processes, without those of instances that are being removed.
     pub(crate) fn pids(&self) -> Vec<u32> {
-        self.all().iter().filter_map(|handle| handle.pid()).collect()
+        self.all().iter().filter(|handle| !handle.is_closing()).filter_map(|handle| handle.pid()).collect()
     }
 
     /// Returns whether requests can be accepted: an instance is ready or being restarted.
@@ -382,9 +335,7 @@ impl Instances {
 
     /// Kills all workers, even while [`Instances::stop`] waits for them.
     pub(crate) fn kill(&self) {
-        for handle in self.handles() {
-            handle.stop.send_replace(Stop::Now);
-        }
+        self.handles().iter().for_each(|handle| handle.kill());
     }
 
     fn handles(&self) -> Vec<Arc<Handle>> {
@@ -396,27 +347,50 @@ impl Instances {
     }
 }
 
-/// Waits until retired instances are idle, checking every `interval`, then ends and removes them.
-async fn end(all: &Mutex<Vec<Arc<Handle>>>, gone: &[Arc<Handle>], driver: &Arc<Driver>, interval: Duration) {
-    for handle in gone {
-        while !driver.is_retired(handle.id) {
-            clock::sleep(interval).await;
-        }
-        handle.ask_to_stop();
+/// Waits until a retired instance is idle, then ends and removes it.
+async fn end(all: Arc<Mutex<Vec<Arc<Handle>>>>, handle: Arc<Handle>, driver: Arc<Driver>) {
+    let mut interval = POLL_INTERVAL;
+    while !driver.is_retired(handle.id) {
+        clock::sleep(interval).await;
+        interval = (2 * interval).min(LONGEST_POLL_INTERVAL);
     }
-    for handle in gone {
-        handle.stop().await;
-    }
-    let ids: Vec<InstanceId> = gone.iter().map(|handle| handle.id).collect();
-    driver.dismiss(&ids);
+    handle.stop().await;
+    driver.dismiss(handle.id);
     let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
-    all.retain(|handle| !gone.iter().any(|gone| Arc::ptr_eq(gone, handle)));
+    all.retain(|other| !Arc::ptr_eq(other, &handle));
+}
+
+/// Waits until all instances have loaded the model. Returns what they report, in their order.
+///
+/// # Errors
+/// The first reason why one could not, at once.
+async fn loaded(mut outcomes: Vec<oneshot::Receiver<Outcome>>) -> Result<Vec<Loaded>, String> {
+    let mut loaded = vec![None; outcomes.len()];
+    poll_fn(move |cx| {
+        for (outcome, loaded) in outcomes.iter_mut().zip(&mut loaded).filter(|(_, loaded)| loaded.is_none()) {
+            if let Poll::Ready(ended) = Pin::new(outcome).poll(cx) {
+                match ended.unwrap_or_else(|_| Err("the instance ended while it was loading".to_owned())) {
+                    Ok(reported) => *loaded = Some(reported),
+                    Err(reason) => return Poll::Ready(Err(reason)),
+                }
+            }
+        }
+        if loaded.iter().all(Option::is_some) {
+            Poll::Ready(Ok(loaded.drain(..).flatten().collect()))
+        } else {
+            Poll::Pending
+        }
+    })
+    .await
 }
 
 /// Combines the load results of several instances: the engine of the first, the memory of all.
-fn combined(first: Option<Loaded>, next: Loaded) -> Loaded {
-    match first {
-        Some(first) => Loaded { memory: first.memory + next.memory, pinned: first.pinned + next.pinned, ..first },
-        None => next,
+fn combined(first: Loaded, next: Loaded) -> Loaded {
+    Loaded { memory: first.memory + next.memory, pinned: first.pinned + next.pinned, ..first }
+}
+
+async fn wait(tasks: Vec<JoinHandle<()>>) {
+    for task in tasks {
+        let _ = task.await;
     }
 }

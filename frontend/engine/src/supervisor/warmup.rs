@@ -1,7 +1,6 @@
 //! Warm-ups: the requests that an instance executes between the loading of its model and its first request, after every start.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use pharos::error::InferError;
 use pharos::infer::{InferInput, InferRequest};
@@ -10,7 +9,8 @@ use pharos::supervisor::{LossReason, Supervisor};
 use pharos::timeline::Instant;
 use pharos::wire::Done;
 
-use super::{Instance, Running};
+use super::Instance;
+use super::running::{Running, Warming, failure};
 use crate::wire::{Part, ToSend};
 use crate::worker_session::WARM_UP;
 use pharos_os::clock;
@@ -35,34 +35,6 @@ impl WarmUp {
         };
         self.parts.iter().map(part).collect()
     }
-}
-
-/// A running warm-up of an instance.
-pub(super) struct Warming {
-    /// The number of completed runs of all warm-ups.
-    over: u32,
-    name: String,
-    parts: Vec<Arc<Part>>,
-    since: Instant,
-    /// The first error among the responses of a decoupled model.
-    failed: Option<InferError>,
-}
-
-impl Warming {
-    /// Returns why the instance cannot be loaded, in Triton's format.
-    pub(super) fn failure(&self, why: impl std::fmt::Display) -> String {
-        failure(&self.name, why)
-    }
-
-    /// Returns the failure if the run has exceeded the time limit of a batch.
-    pub(super) fn overdue(&self, now: Instant, limit: Duration) -> Option<String> {
-        let over = now - self.since >= limit;
-        over.then(|| self.failure(format!("it did not finish within {} s", limit.as_secs_f64())))
-    }
-}
-
-fn failure(sample: &str, why: impl std::fmt::Display) -> String {
-    format!("failed to run warmup sample '{sample}': {why}")
 }
 
 /// Records an error among the responses of a warm-up.

@@ -20,6 +20,8 @@ pub(super) struct Readiness {
     supported: AtomicBool,
     /// Whether a question is pending.
     pending: AtomicBool,
+    /// Whether the connection has ended, so that no more answers arrive.
+    ended: AtomicBool,
     answers: watch::Sender<bool>,
 }
 
@@ -37,6 +39,12 @@ impl Link {
         self.readiness.answers.send_replace(ready);
     }
 
+    /// Answers pending and later questions with `false`: the connection has ended.
+    pub(crate) fn end_readiness(&self) {
+        self.readiness.ended.store(true, Ordering::SeqCst);
+        self.ready_reported(false);
+    }
+
     /// Asks the model if it reports its readiness. The receiver gets the answer.
     fn ask_ready(&self) -> Option<watch::Receiver<bool>> {
         if !self.readiness.supported.load(Ordering::Relaxed) {
@@ -45,6 +53,10 @@ impl Link {
         let answers = self.readiness.answers.subscribe();
         if !self.readiness.pending.swap(true, Ordering::SeqCst) {
             self.send(&ToWorker::CheckReadiness);
+        }
+        // Afterwards: either the end of the connection finds the question, or the question the end.
+        if self.readiness.ended.load(Ordering::SeqCst) {
+            self.ready_reported(false);
         }
         Some(answers)
     }
@@ -60,4 +72,22 @@ pub(crate) async fn all_ready(links: &[SharedLink]) -> bool {
         }
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::worker_end;
+
+    #[tokio::test]
+    async fn questions_end_with_the_connection() {
+        let (link, _worker) = worker_end::connect();
+        link.readiness.set_supported(true);
+        let begun = Instant::now();
+        let links = [link.clone()];
+        let end = async { link.end_readiness() };
+        assert!(!tokio::join!(all_ready(&links), end).0);
+        assert!(!all_ready(&links).await);
+        assert!(begun.elapsed() < TIMEOUT);
+    }
 }

@@ -9,11 +9,12 @@ use http::header::LOCATION;
 use http::{Request, Uri};
 use http_body_util::{BodyExt, Empty};
 use tokio::runtime::{Builder, Handle};
+use tokio::sync::watch;
 use tokio::time::timeout;
 use url::Url;
 
 use crate::Refused;
-use pharos_os::client;
+use pharos_os::{blocking, client};
 
 /// The longest wait for response headers or for the next bytes of the body.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
@@ -22,19 +23,25 @@ const REDIRECTS: usize = 5;
 /// The largest size of an archive, in bytes.
 const MAX_BYTES: u64 = 64 << 30;
 
-/// Downloads `url` into `file`. Each redirect target must be `allowed`. Blocks.
+/// Downloads `url` into `file`, until `exiting` becomes true. Each redirect target must be `allowed`. Blocks.
 ///
 /// # Errors
-/// The download failed; the text names the URL.
-pub(super) fn fetch(url: &str, file: &mut File, allowed: impl Fn(&str) -> Result<(), Refused>) -> Result<(), Refused> {
-    let fetching = download(url, file, allowed);
-    match Handle::try_current() {
+/// The download failed; the text names the URL. Or the server exits.
+pub(super) fn fetch(
+    url: &str,
+    file: &mut File,
+    exiting: &watch::Receiver<bool>,
+    allowed: impl Fn(&str) -> Result<(), Refused>,
+) -> Result<(), Refused> {
+    let fetching = blocking::until_exit(exiting.clone(), download(url, file, allowed));
+    let fetched = match Handle::try_current() {
         Ok(runtime) => runtime.block_on(fetching),
         Err(_) => match Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => runtime.block_on(fetching),
-            Err(error) => Err(failed(url, &error.to_string())),
+            Err(error) => Some(Err(failed(url, &error.to_string()))),
         },
-    }
+    };
+    fetched.unwrap_or_else(|| Err(Refused::exiting()))
 }
 
 fn failed(url: &str, why: &str) -> Refused {

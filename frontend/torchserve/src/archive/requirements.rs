@@ -7,10 +7,12 @@ use std::path::{Component, Path};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use tokio::sync::watch;
+
 use super::{Archive, Unpacked, new_directory};
 use crate::settings::Pip;
 use crate::{Refused, Settings};
-use pharos_os::children::wait_within;
+use pharos_os::children::wait_while;
 use pharos_os::variables::is_inherited;
 
 /// The longest run of pip.
@@ -20,11 +22,15 @@ const PIP_TIMEOUT: Duration = Duration::from_mins(10);
 const PIP_LOG: &str = ".pip.log";
 
 /// Installs requirements if the settings enable it and the archive has any. Returns the directory of the packages if it is not
-/// the archive's.
+/// the archive's. Ends pip when `exiting` becomes true.
 ///
 /// # Errors
-/// pip failed; the text has the last error line of its output.
-pub(super) fn install(settings: &Settings, archive: &Archive) -> Result<Option<Unpacked>, Refused> {
+/// pip failed; the text has the last error line of its output. Or the server exits.
+pub(super) fn install(
+    settings: &Settings,
+    archive: &Archive,
+    exiting: &watch::Receiver<bool>,
+) -> Result<Option<Unpacked>, Refused> {
     let named = archive.manifest.pointer("/model/requirementsFile").and_then(|file| file.as_str());
     let Some(file) = named.filter(|_| settings.install_requirements) else { return Ok(None) };
     let failed = |why: &str| {
@@ -40,7 +46,9 @@ pub(super) fn install(settings: &Settings, archive: &Archive) -> Result<Option<U
     let directory = archive.directory.path();
     let separate = if archive.directory.is_own() { None } else { Some(new_directory(settings)?) };
     let target = separate.as_ref().map_or(directory, Unpacked::path);
-    settings.pip.install((directory, file), target).map_err(|why| failed(&why))?;
+    let exits = || *exiting.borrow();
+    let installed = settings.pip.install((directory, file), target, || !exits());
+    installed.map_err(|why| if exits() { Refused::exiting() } else { failed(&why) })?;
     Ok(separate)
 }
 
@@ -59,9 +67,14 @@ fn end_of(file: &mut File) -> impl Read {
 }
 
 impl Pip {
-    /// Installs the packages listed in a file of a directory into `target`, which then belongs to the user. Paths in the file are
-    /// relative to the directory.
-    fn install(&self, (directory, file): (&Path, &str), target: &Path) -> Result<(), String> {
+    /// Installs the packages listed in a file of a directory into `target`, which then belongs to the user, while this is `wanted`.
+    /// Paths in the file are relative to the directory.
+    fn install(
+        &self,
+        (directory, file): (&Path, &str),
+        target: &Path,
+        wanted: impl Fn() -> bool,
+    ) -> Result<(), String> {
         let path = target.join(PIP_LOG);
         let cannot_write = |error: io::Error| format!("cannot write '{}': {error}", path.display());
         let output = File::options().read(true).write(true).create(true).truncate(true).open(&path);
@@ -78,7 +91,7 @@ impl Pip {
         command.current_dir(directory).stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
         let mut child =
             command.spawn().map_err(|error| format!("cannot start '{}': {error}", self.python.display()))?;
-        let status = wait_within(&mut child, PIP_TIMEOUT)
+        let status = wait_while(&mut child, PIP_TIMEOUT, wanted)
             .ok_or_else(|| format!("pip did not end within {} s", PIP_TIMEOUT.as_secs()))?;
         let mut text = Vec::new();
         // Not by its name, at which code of a package may have put another file.

@@ -37,7 +37,7 @@ impl Fixture {
     }
 
     fn open(&self, url: &str) -> Result<Archive, Refused> {
-        open(&self.settings, url, &RegistrationParameters::default())
+        open(&self.settings, url, &RegistrationParameters::default(), &watch::channel(false).1)
     }
 
     /// Returns the number of unpacked archives that are left.

@@ -25,7 +25,8 @@ impl Fixture {
         let mut properties = crate::properties::parse(properties).unwrap();
         properties.push(("model_store".to_owned(), self.folder.path().join("store").to_string_lossy().into_owned()));
         let (settings, _) = Settings::new(properties, (0..gpus).collect(), self.folder.path().to_owned()).unwrap();
-        Deployment::new(&settings, Arc::new(open(&settings, "m", asked).unwrap()), asked, "m".to_owned())
+        let archive = open(&settings, "m", asked, &tokio::sync::watch::channel(false).1);
+        Deployment::new(&settings, Arc::new(archive.unwrap()), asked, "m".to_owned())
     }
 
     /// Returns the written configuration as the engine reads it, and the path of the version.

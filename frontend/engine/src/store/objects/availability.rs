@@ -35,8 +35,9 @@ impl Availability {
         Self { store: store.to_owned(), state: Mutex::default() }
     }
 
-    /// Returns the listed names, or those of the last listing while the store cannot be read.
-    pub(super) fn names_or(&self, list: impl FnOnce() -> io::Result<Vec<String>>) -> Vec<String> {
+    /// Returns the listed names, or those of the last listing while the store cannot be read, and if `list` is `None`, because
+    /// the server exits.
+    pub(super) fn names_or(&self, list: impl FnOnce() -> Option<io::Result<Vec<String>>>) -> Vec<String> {
         let answer = self.answer(list);
         let mut state = self.state();
         if let Some(names) = answer {
@@ -49,8 +50,11 @@ impl Availability {
         state.names.clone().unwrap_or_default()
     }
 
-    /// Returns the listed fingerprints, or those of the last listing while the store cannot be read.
-    pub(super) fn poll_or(&self, list: impl FnOnce() -> io::Result<Vec<(String, Stamp)>>) -> Vec<(String, Stamp)> {
+    /// Returns the listed fingerprints, or those of the last listing, as [`Availability::names_or`] does.
+    pub(super) fn poll_or(
+        &self,
+        list: impl FnOnce() -> Option<io::Result<Vec<(String, Stamp)>>>,
+    ) -> Vec<(String, Stamp)> {
         let answer = self.answer(list);
         let mut state = self.state();
         if let Some(polled) = answer {
@@ -60,10 +64,10 @@ impl Availability {
         state.polled.clone()
     }
 
-    /// Returns the answer of the store; `None` if it fails or failed recently.
-    fn answer<T>(&self, request: impl FnOnce() -> io::Result<T>) -> Option<T> {
+    /// Returns the answer of the store; `None` if it fails or failed recently, or if the server exits, which is no failure.
+    fn answer<T>(&self, request: impl FnOnce() -> Option<io::Result<T>>) -> Option<T> {
         self.check_pause().ok()?;
-        let answer = request();
+        let answer = request()?;
         self.record_result(answer.as_ref().err());
         answer.ok()
     }
@@ -124,24 +128,32 @@ impl Availability {
 mod tests {
     use super::*;
 
-    fn down<T>() -> io::Result<T> {
-        Err(io::Error::other("no answer"))
+    fn down<T>() -> Option<io::Result<T>> {
+        Some(Err(io::Error::other("no answer")))
     }
 
     #[test]
     fn the_last_listing_is_used_while_the_store_is_down() {
         let availability = Availability::new("s3://b");
         assert!(availability.names_or(down).is_empty() && availability.failure().unwrap() == "no answer");
-        let never = || -> io::Result<Vec<String>> { panic!("request during the pause") };
+        let never = || -> Option<io::Result<Vec<String>>> { panic!("request during the pause") };
         assert!(availability.names_or(never).is_empty());
         assert_eq!(availability.check_pause().unwrap_err().to_string(), "no answer");
         availability.record_result(None);
         let polled = vec![("m".to_owned(), Stamp::of(&1))];
-        assert_eq!(availability.poll_or(|| Ok(polled.clone())), polled);
+        assert_eq!(availability.poll_or(|| Some(Ok(polled.clone()))), polled);
         assert!(availability.has("m") && !availability.has("n") && availability.failure().is_none());
         assert_eq!((availability.poll_or(down), availability.names_or(never)), (polled, vec!["m".to_owned()]));
         availability.record_result(None);
-        assert!(availability.names_or(|| Ok(Vec::new())).is_empty() && !availability.has("m"));
+        assert!(availability.names_or(|| Some(Ok(Vec::new()))).is_empty() && !availability.has("m"));
+    }
+
+    #[test]
+    fn the_exit_of_the_server_is_no_failure_of_the_store() {
+        let availability = Availability::new("s3://b");
+        availability.names_or(|| Some(Ok(vec!["m".to_owned()])));
+        assert_eq!((availability.names_or(|| None), availability.poll_or(|| None)), (vec!["m".to_owned()], Vec::new()));
+        assert_eq!(availability.failure(), None);
     }
 
     #[test]
@@ -150,7 +162,7 @@ mod tests {
         availability.failed("m");
         availability.failed("m");
         assert_eq!((availability.failures("m"), availability.failures("n")), (2, 0));
-        availability.names_or(|| Ok(vec!["n".to_owned()]));
+        availability.names_or(|| Some(Ok(vec!["n".to_owned()])));
         assert_eq!(availability.failures("m"), 0, "the model was removed");
     }
 }
