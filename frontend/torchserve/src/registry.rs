@@ -347,7 +347,8 @@ impl<S: Management> Registry<S> {
         Ok(model.versions.values().cloned().collect())
     }
 
-    /// Ends downloads and installations of packages, and the wait of requests for workers that are still loading, because the server is shutting down.
+    /// Ends downloads and installations of packages, and the wait of requests for workers that are still loading, because the server
+    /// is shutting down.
     pub fn stop_waiting(&self) {
         self.exiting.send_replace(true);
         self.read().values().flat_map(|model| model.versions.values()).for_each(|version| version.stop_waiting());
