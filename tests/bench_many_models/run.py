@@ -11,7 +11,6 @@ Prints one line for each number, with its goal. See docs/src/internals/performan
 import argparse
 import collections
 import concurrent.futures
-import contextlib
 import http.client
 import json
 import multiprocessing
@@ -29,7 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/python"))
 
-from harness.processes import mapped  # noqa: E402
+from harness.processes import mapped, used_bytes  # noqa: E402
 from harness.server import EXAMPLES, Server, total, workers  # noqa: E402
 
 IO = """max_batch_size: 4
@@ -172,15 +171,6 @@ def most_memory(pid: int, ended) -> int:
         if set(workers(pid)) == before:
             most = max(most, used)
     return most
-
-
-def used_bytes(pid: int) -> int:
-    """Returns the bytes that a worker uses, counted as the server counts them: private pages that it has written, and the memory that
-    it shares with the server, of which the proportional share of each is a half. An ended process uses none."""
-    # The file of an ended process is missing, unreadable or empty.
-    with contextlib.suppress(OSError, KeyError):
-        return mapped(pid, "Private_Dirty") + 2 * mapped(pid, "Pss_Shmem")
-    return 0
 
 
 def largest_model(folder: Path, models: Path, count: int) -> int:

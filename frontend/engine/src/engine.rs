@@ -25,13 +25,13 @@ use pharos::metrics::labels::{self, Protocol};
 use pharos::metrics::record;
 use pharos::metrics::worker_metrics::WorkerMetrics;
 use pharos::model::{ModelConfig, Scheduling};
-use pharos::service::{EXITING_TEXT, Naming, Resolved, Service};
+use pharos::service::{Naming, Resolved, Service};
 
 pub use crate::serving::Unfinished;
 use load_report::LoadReports;
 pub use responses::Responses;
 
-use crate::loader::{self, Loader};
+use crate::loader::{self, Loader, exits};
 use crate::scheduler::Timer;
 use crate::serving::{Refusal, Serving};
 use crate::shared_memory::{self, SharedMemory};
@@ -224,7 +224,7 @@ impl Engine {
         }
         let serving = self.inner.loader.models().serving_for(request)?;
         if self.exiting() && !continues(request, &serving) {
-            return Err(Refusal::by(serving, InferError::not_ready(EXITING_TEXT)));
+            return Err(Refusal::by(serving, exits()));
         }
         serving.accepting()
     }
@@ -322,7 +322,7 @@ impl Engine {
         match self.phase() {
             SERVING | LEAVING => Ok(()),
             LOADING => Err(InferError::not_ready("Server not ready")),
-            _ => Err(InferError::not_ready(EXITING_TEXT)),
+            _ => Err(exits()),
         }
     }
 }

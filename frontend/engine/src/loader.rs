@@ -42,6 +42,7 @@ use crate::scheduler::{Limits, Timer};
 use crate::serving::{ModelTable, Shared, Unfinished};
 use crate::store;
 use crate::store::{Stores, TemporaryDirectories};
+pub(crate) use control::exits;
 use control::{LoadRequest, Locks};
 use memory_budget::MemoryBudget;
 pub(crate) use on_demand::wait_limit;

@@ -129,16 +129,14 @@ impl Pace {
 pub struct LimitedBody<B> {
     body: B,
     limits: BodyLimits,
-    /// Converts a fault to the body's error.
-    to_error: fn(Fault) -> BoxError,
     chunks: u32,
     pace: Pace,
 }
 
 impl<B> LimitedBody<B> {
-    /// Applies the limits to `body`; `to_error` converts faults to errors.
-    pub fn new(body: B, limits: BodyLimits, to_error: fn(Fault) -> BoxError) -> Self {
-        Self { body, limits, to_error, chunks: 0, pace: Pace::new(limits.idle_timeout) }
+    /// Applies the limits to `body`. Its errors are a [`Fault`], or those of `body`.
+    pub fn new(body: B, limits: BodyLimits) -> Self {
+        Self { body, limits, chunks: 0, pace: Pace::new(limits.idle_timeout) }
     }
 
     /// Records received data.
@@ -164,15 +162,14 @@ where
     type Error = BoxError;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let to_error = self.to_error;
         match Pin::new(&mut self.body).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
                 let received = self.receive(frame.data_ref().map_or(0, Bytes::len));
-                Poll::Ready(Some(received.map(|()| frame).map_err(to_error)))
+                Poll::Ready(Some(received.map(|()| frame).map_err(Into::into)))
             }
             Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(error.into()))),
             Poll::Ready(None) => Poll::Ready(None),
-            Poll::Pending => self.pace.wait(cx).map(|fault| Some(Err(to_error(fault)))),
+            Poll::Pending => self.pace.wait(cx).map(|fault| Some(Err(fault.into()))),
         }
     }
 
@@ -215,7 +212,7 @@ mod tests {
     }
 
     async fn read(pieces: impl IntoIterator<Item = Option<usize>>, limits: BodyLimits) -> Result<u64, Fault> {
-        let mut body = LimitedBody::new(Pieces(pieces.into_iter().collect()), limits, |fault| Box::new(fault));
+        let mut body = LimitedBody::new(Pieces(pieces.into_iter().collect()), limits);
         let mut length = 0;
         while let Some(frame) = body.frame().await {
             match frame {
@@ -242,11 +239,8 @@ mod tests {
         let timeout = Duration::from_millis(20);
         let stalled = read([Some(1), None], BodyLimits { idle_timeout: timeout, chunked: false }).await;
         assert_eq!(stalled, Err(Fault::Stalled(timeout)));
-        let mut unlimited = LimitedBody::new(
-            Pieces([None].into()),
-            BodyLimits { idle_timeout: Duration::ZERO, chunked: false },
-            |fault| Box::new(fault),
-        );
+        let mut unlimited =
+            LimitedBody::new(Pieces([None].into()), BodyLimits { idle_timeout: Duration::ZERO, chunked: false });
         let waited = tokio::time::timeout(Duration::from_millis(50), unlimited.frame()).await;
         assert!(waited.is_err(), "a timeout of 0 is no limit");
     }

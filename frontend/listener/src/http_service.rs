@@ -87,7 +87,7 @@ where
         };
         let logged = if self.handler_logs { None } else { log() };
         let limits = BodyLimits { idle_timeout: self.body_timeout, chunked };
-        let request = request.map(|body| Body::new(LimitedBody::new(body, limits, |fault| Box::new(fault))));
+        let request = request.map(|body| Body::new(LimitedBody::new(body, limits)));
         let answer = self.handler.clone().handle(request);
         match logged {
             None => Box::pin(answer),

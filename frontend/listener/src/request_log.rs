@@ -25,42 +25,36 @@ pub fn answered_line(line: &str) {
     tracing::info!(target: TARGET, "{line}");
 }
 
-/// A request that is logged once it is answered. One that is dropped before, usually
-/// because its client disconnected, is logged then.
+/// A request that is logged when it is dropped: with its status once it is answered, or as cancelled, usually because its client
+/// disconnected.
 #[derive(Debug)]
 pub struct Logged {
     protocol: Protocol,
     request: String,
     received: Instant,
-    is_answered: bool,
+    status: Option<u16>,
 }
 
 impl Logged {
     /// Returns `None` if requests are not logged; `request` returns the method and the path.
     pub fn new(protocol: Protocol, request: impl FnOnce() -> String) -> Option<Self> {
-        is_enabled().then(|| Self { protocol, request: request(), received: clock::now(), is_answered: false })
+        is_enabled().then(|| Self { protocol, request: request(), received: clock::now(), status: None })
     }
 
     /// Logs the request with the HTTP or gRPC status of its answer, and its duration.
     pub fn answered(mut self, status: u16) {
-        self.is_answered = true;
-        let Self { request, .. } = &self;
-        let (protocol, ms) = (self.protocol.as_str(), self.ms());
-        tracing::info!(target: TARGET, protocol, request, status, ms = format_args!("{ms:.3}"), "answered");
-    }
-
-    /// Returns the time since the request was received in milliseconds.
-    fn ms(&self) -> f64 {
-        Duration::from_nanos(clock::now().ns_since(self.received)).as_secs_f64() * 1e3
+        self.status = Some(status);
     }
 }
 
 impl Drop for Logged {
     fn drop(&mut self) {
-        if !self.is_answered {
-            let Self { request, .. } = &*self;
-            let (protocol, ms) = (self.protocol.as_str(), self.ms());
-            tracing::info!(target: TARGET, protocol, request, ms = format_args!("{ms:.3}"), "cancelled");
+        let (protocol, request) = (self.protocol.as_str(), &self.request);
+        let ms = Duration::from_nanos(clock::now().ns_since(self.received)).as_secs_f64() * 1e3;
+        let ms = format_args!("{ms:.3}");
+        match self.status {
+            Some(status) => tracing::info!(target: TARGET, protocol, request, status, ms, "answered"),
+            None => tracing::info!(target: TARGET, protocol, request, ms, "cancelled"),
         }
     }
 }

@@ -475,8 +475,8 @@ pub(super) fn not_polled(model: &str, reason: &str) -> InferError {
     InferError::internal(format!("failed to load '{model}', failed to poll from model repository: {reason}"))
 }
 
-/// The error of loads and unloads that the exit of the server ends.
-pub(super) fn exits() -> InferError {
+/// Returns the error of requests, loads and unloads that the exit of the server refuses or ends.
+pub(crate) fn exits() -> InferError {
     InferError::not_ready(EXITING_TEXT)
 }
 

@@ -13,10 +13,10 @@ use pharos::metrics::record;
 use pharos::repository::{LOAD_PARAMETER, ON_DEMAND, ON_DEMAND_VALUE, State};
 use pharos::timeline::Instant;
 
-use super::control::{LoadRequest, exits};
+use super::control::LoadRequest;
 use super::prepare::{Configuration, Prepared};
 use super::unloading::{Demanded, demanded, leave_members};
-use super::{Loader, Mode};
+use super::{Loader, Mode, exits};
 use crate::serving::{Awaited, ModelTable, OnDemand, Outcome, Snapshot};
 use pharos_os::{blocking, clock};
 

@@ -150,17 +150,22 @@ impl Driver {
 
     /// Records the end of a request that may have had several responses, and whether its client had left before.
     pub(super) fn record_one(&self, part: &Part, answer: &Answer, (timeline, is_abandoned): (&Timeline, bool)) {
-        let done = if is_abandoned { record::inference_abandoned } else { record::inference_done };
         match answer {
             Ok(_) => {
-                done(&self.series, timeline, part.checked.batch_size);
-                record::tenant_served(&self.series, part.request.tenant, timeline);
+                self.record_served(part, timeline, is_abandoned);
                 record::request_times(&self.series, timeline);
-                if let Some(trace) = part.request.trace {
-                    record::inference_traced(&self.series, timeline, trace, clock::wall_ms());
-                }
             }
             Err(error) => self.record_failed(part, error, timeline.request_ns()),
+        }
+    }
+
+    /// Records that a request succeeded, and whether its client had left before.
+    fn record_served(&self, part: &Part, timeline: &Timeline, is_abandoned: bool) {
+        let done = if is_abandoned { record::inference_abandoned } else { record::inference_done };
+        done(&self.series, timeline, part.checked.batch_size);
+        record::tenant_served(&self.series, part.request.tenant, timeline);
+        if let Some(trace) = part.request.trace {
+            record::inference_traced(&self.series, timeline, trace, clock::wall_ms());
         }
     }
 
@@ -172,16 +177,11 @@ impl Driver {
 
     /// Adds the stamps to an answer, and records it and whether the client had left before.
     fn record(&self, part: &Part, answer: &mut Answer, (timeline, is_abandoned): (Timeline, bool)) {
-        let done = if is_abandoned { record::inference_abandoned } else { record::inference_done };
         request_trace::answered(&part.request, answer, Some(&timeline));
         match answer {
             Ok(response) => {
                 response.timeline = timeline;
-                done(&self.series, &timeline, part.checked.batch_size);
-                record::tenant_served(&self.series, part.request.tenant, &timeline);
-                if let Some(trace) = part.request.trace {
-                    record::inference_traced(&self.series, &timeline, trace, clock::wall_ms());
-                }
+                self.record_served(part, &timeline, is_abandoned);
             }
             Err(error) => self.record_failed(part, error, timeline.request_ns()),
         }

@@ -166,6 +166,10 @@ impl<B> Received<B> {
                     self.ready.push_back(self.rest.split_to(plain));
                     continue;
                 }
+                if self.is_stream {
+                    // A message begins: earlier ones and the pause before it do not count.
+                    self.pace.restart();
+                }
             }
             self.collect()?;
         }
@@ -187,9 +191,6 @@ impl<B> Received<B> {
         }
         self.reservation.grow(self.partial.missing_bytes(self.rest.len())).map_err(full)?;
         let Some((head, message)) = self.partial.take(&mut self.rest) else { return Ok(()) };
-        if self.is_stream {
-            self.pace.restart();
-        }
         match self.format.filter(|_| head.flag == 1) {
             None => {
                 let reservation = std::mem::replace(&mut self.reservation, self.budget.reserve());
@@ -202,11 +203,7 @@ impl<B> Received<B> {
 
     /// Waits for data; ready if the client is too slow.
     fn wait(&mut self, cx: &mut Context<'_>) -> Poll<Fault> {
-        if self.is_stream && self.partial.is_empty() {
-            self.pace.restart();
-            return Poll::Pending;
-        }
-        self.pace.wait(cx)
+        if self.is_stream && self.partial.is_empty() { Poll::Pending } else { self.pace.wait(cx) }
     }
 
     /// Drops the data of a message that cannot be received, and returns the error.

@@ -190,20 +190,33 @@ async fn a_message_must_not_stall() {
 
 #[tokio::test]
 async fn each_message_of_a_stream_has_its_own_time() {
-    let message = framed(0, &[7; 900]);
-    for (is_stream, fails) in [(true, false), (false, true)] {
+    let message = framed(0, &[7; 2400]);
+    // Before: a message in two pieces that took long, or in one piece, which is no reason for the next one to take longer. A body
+    // has 10 s for each 2,400 bytes of it.
+    for (cuts, is_stream, waited_s, fails) in [
+        (&[600][..], true, 90, false),
+        (&[600], false, 90, true),
+        (&[2405, 0], true, 65, true),
+        (&[2405, 0], false, 65, false),
+    ] {
         let timeout = MessageTimeout { idle: Duration::from_secs(60), is_stream };
-        let frames = cut(&[&message[..], &message[..800]].concat(), &[600]);
+        let frames = cut(&[&message[..], &message[..800]].concat(), cuts);
         let bounds = (&Budget::default(), LIMITS);
         let mut body = Received::new(Frames { frames, open: true }, &HeaderMap::new(), bounds, timeout);
-        body.rest = body.body.frames.pop_front().unwrap();
-        body.advance().unwrap();
-        body.pace.set_waiting_for(Duration::from_secs(70));
         let mut cx = Context::from_waker(std::task::Waker::noop());
+        if cuts == [600] {
+            body.rest = body.body.frames.pop_front().unwrap();
+            body.advance().unwrap();
+            body.pace.set_waiting_for(Duration::from_secs(waited_s));
+        }
         let mut first = 0;
         while first < message.len() {
             first += body.frame().await.unwrap().unwrap().into_data().unwrap().len();
         }
-        assert_eq!(Pin::new(&mut body).poll_frame(&mut cx).is_ready(), fails, "stream: {is_stream}");
+        if cuts != [600] {
+            assert!(Pin::new(&mut body).poll_frame(&mut cx).is_pending(), "the second message has begun");
+            body.pace.set_waiting_for(Duration::from_secs(waited_s));
+        }
+        assert_eq!(Pin::new(&mut body).poll_frame(&mut cx).is_ready(), fails, "{cuts:?}, stream: {is_stream}");
     }
 }
