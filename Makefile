@@ -142,7 +142,7 @@ test-under-load: build $(TARGET)/release/pharos-worker-scale python-worker $(VEN
 SOAK_SECONDS ?= 60
 soak: build $(VENV)/ready
 	PHAROS_SOAK_S=$(SOAK_SECONDS) PHAROS_RELOADS=100 PHAROS_BIN=$(abspath $(TARGET))/release/pharos \
-	  $(VENV)/bin/python -m pytest -q -s -m soak tests/python
+	  $(VENV)/bin/python -m pytest -q -s -m soak --timeout=0 tests/python
 
 # Packs the tests and benchmarks for a machine with a GPU into one folder: see tests/gpu/README.md. GPU_PACK_FLAGS="--fetch 3.12".
 gpu-pack: build python-worker

@@ -157,17 +157,18 @@ pub fn end_with_the_frontend() -> std::io::Result<()> {
 
 /// Runs the process: loads the model, then answers batches.
 fn serve(inherited: Inherited, backends: &Registry) -> std::io::Result<()> {
-    watch::end_with_the_frontend(&inherited.socket)?;
-    answer(connect(inherited.socket, &inherited.frames)?, inherited.memory, backends, |load| {
+    let watched = watch::end_with_the_frontend(&inherited.socket);
+    answer(connect(inherited.socket, &inherited.frames)?, watched, inherited.memory, backends, |load| {
         Cuda::new(load.device.clone())
     })
 }
 
 const PANICKED: &str = "the backend panicked; its state may be corrupt, so this process ends";
 
-/// Like [`serve`], with a given CUDA driver.
+/// Like [`serve`], with a given CUDA driver, and whether this process ends with the frontend. It loads no model if not.
 fn answer(
     (mut reader, sender): (Reader, Sender),
+    watched: std::io::Result<()>,
     memory: SharedDescriptors,
     backends: &Registry,
     cuda: impl FnOnce(&Load) -> Arc<Cuda>,
@@ -180,16 +181,16 @@ fn answer(
             format!("frontend and worker are of different builds: wire versions {} and {VERSION}", load.wire_version);
         return sender.send(&ToFrontend::LoadFailed(text));
     }
-    let opened = open(&load, (reader, sender.clone()), memory, cuda(&load));
+    let watched = watched.map_err(|error| load_error(format!("the worker cannot watch the frontend: {error}")));
+    let opened = watched.and_then(|()| open(&load, (reader, sender.clone()), memory, cuda(&load)));
     let loaded = opened.and_then(|(runtime, regions)| {
-        Ok((Instance::load(&load, runtime.clone(), regions.clone(), backends)?, runtime, regions))
+        Ok((instance(&load, (runtime.clone(), regions.clone()), backends)?, runtime, regions))
     });
     let (mut instance, runtime, regions) = match loaded {
         Ok(loaded) => loaded,
         Err(error) => return sender.send(&ToFrontend::LoadFailed(wire_error(error).message)),
     };
     sender.send(&ToFrontend::Loaded(instance.loaded()))?;
-    instance.take_readiness().map_or(Ok(()), |readiness| runtime.answer_readiness(readiness))?;
     let (connection, cuda) = (&runtime.session().connection, regions.cuda());
     while let Some(frame) = connection.receive()? {
         match frame {
@@ -223,6 +224,21 @@ fn answer(
         }
     }
     Ok(())
+}
+
+/// Loads the model, and starts the thread that answers whether it is ready, if the backend can tell.
+///
+/// # Errors
+/// Why the model cannot be loaded, for the user.
+fn instance(
+    load: &Load,
+    (runtime, regions): (Runtime, Arc<ClientRegions>),
+    backends: &Registry,
+) -> Result<Instance, InferError> {
+    let mut instance = Instance::load(load, runtime.clone(), regions, backends)?;
+    let started = instance.take_readiness().map_or(Ok(()), |readiness| runtime.answer_readiness(readiness));
+    started.map_err(|error| load_error(format!("the worker cannot start a thread: {error}")))?;
+    Ok(instance)
 }
 
 /// Maps the shared memory and opens the metrics.

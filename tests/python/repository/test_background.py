@@ -1,5 +1,6 @@
 """Loads in the background: processes and threads that load or end models yield to those that serve requests."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -69,8 +70,14 @@ def attributes(pid: int) -> set:
 
 
 def go_on(folder: Path, pipe: str):
-    """Ends the wait of the model. Returns when the model has read."""
-    (folder / pipe).write_text("go on")
+    """Ends the wait of the model, once it waits."""
+
+    def opened():
+        # Without a reader, a pipe that does not block cannot be opened.
+        with contextlib.suppress(OSError):
+            return os.open(folder / pipe, os.O_WRONLY | os.O_NONBLOCK)
+
+    os.close(eventually(f"the model waits for the pipe `{pipe}`", opened))
 
 
 def waiting_worker(folder: Path) -> int:
@@ -141,7 +148,8 @@ def test_restarts_and_loads_at_the_start_are_not_in_the_background(start, model,
     kill(loading.worker)
     restarted = waiting_worker(loading.folder)
     assert attributes(restarted) == {usual}
-    go_on(loading.folder, "loading")
+    # An unload before the end of the restart would end the worker without `finalize`.
+    loading.loaded()
     loading.end()
 
 
@@ -153,7 +161,8 @@ def test_a_restart_after_a_load_by_request_is_not_in_the_background(start, model
     kill(loading.worker)
     restarted = waiting_worker(loading.folder)
     assert attributes(restarted) == {expected(loading.server)[0]}
-    go_on(loading.folder, "loading")
+    # An unload before the end of the restart would end the worker without `finalize`.
+    loading.loaded()
     loading.end()
 
 

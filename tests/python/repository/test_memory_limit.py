@@ -34,6 +34,8 @@ class TritonPythonModel:
         if os.path.exists("GROW"):
             self.held.append(os.urandom(1000) * (2 * SIZE // 1000))
             time.sleep(3)
+        while WAITS and not os.path.exists(WAITS):
+            time.sleep(0.01)
         return [
             utils.InferenceResponse([utils.Tensor("OUTPUT0", utils.get_input_tensor_by_name(request, "INPUT0").as_numpy())])
             for request in requests
@@ -44,12 +46,12 @@ IO = """input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 2 ] } output { name:
 needs_worker = pytest.mark.skipif(not has_worker, reason=f"{PYTHON} does not have the package pharos-worker: make python-worker")
 
 
-def large(folder: Path, *names: str, more=""):
+def large(folder: Path, *names: str, more="", waits=""):
     """Writes models that each allocate `LARGE` bytes. While the file `NAME.grow` exists, a request takes three seconds and twice as
-    many bytes again."""
+    many bytes again. Requests execute until the file `waits` exists."""
     for name in names:
         (folder / name / "1").mkdir(parents=True)
-        code = CODE.replace("SIZE", str(LARGE)).replace("GROW", str(folder.parent / f"{name}.grow"))
+        code = CODE.replace("SIZE", str(LARGE)).replace("GROW", str(folder.parent / f"{name}.grow")).replace("WAITS", repr(str(waits)))
         (folder / name / "1/model.py").write_text(code)
         (folder / name / "config.pbtxt").write_text(f'backend: "python" max_batch_size: 4 {IO} {more}')
 
@@ -163,6 +165,49 @@ def test_a_load_that_does_not_fit_is_refused_with_the_numbers(start, tmp_path):
     assert loaded(server) == {"a", "b", "c"}
     assert server.ask("POST", "/v2/repository/models/a/unload", b"")[0] == 200
     assert_answers(server, "d")
+
+
+def executing(start, folder: Path, name: str):
+    """Starts a server with room for one of the models a and b. Returns it while a request to a model executes, until the file `name`
+    exists, and the thread that waits for the answer."""
+    large(folder / "models", "a", "b", waits=folder / name)
+    server = start([], MODE, f"--model-memory-limit={180 * MB}", f"--python={PYTHON}", repository=folder / "models")
+    (folder / name).touch()
+    # Then their sizes are known.
+    for model in ("b", "a"):
+        assert_answers(server, model)
+    (folder / name).unlink()
+    client = threading.Thread(target=assert_answers, args=(server, "a"))
+    client.start()
+    eventually("it executes", lambda: total(server.scrape(), "pharos_model_executing_requests", model="a") == 1)
+    return server, client
+
+
+@needs_worker
+def test_a_load_waits_for_requests_that_end_soon(start, tmp_path):
+    """Their model is unloaded afterwards, and the request is answered."""
+    server, client = executing(start, tmp_path, "done")
+    other = threading.Thread(target=assert_answers, args=(server, "b"))
+    other.start()
+    eventually("it waits", lambda: total(server.scrape(), "pharos_on_demand_waiting_requests") == 1)
+    pause_as_client(0.2)
+    assert loaded(server) == {"a"}
+    (tmp_path / "done").touch()
+    join_all([client, other])
+    assert loaded(server) == {"b"} and count(server, "loads", "b", result="no_memory") == 0
+
+
+@needs_worker
+def test_a_load_is_refused_if_requests_do_not_end_soon(start, tmp_path):
+    """After a second; the requests continue."""
+    server, client = executing(start, tmp_path, "done")
+    began = time.monotonic()
+    status, answer = server.infer("b", VALUES)
+    assert status == 503 and "not enough memory: model 'b' needs" in answer["error"], answer
+    assert 1 <= time.monotonic() - began < 10
+    (tmp_path / "done").touch()
+    join_all([client])
+    assert_answers(server, "b")
 
 
 @needs_worker

@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use pharos::wire::ring;
+use pharos::wire::{PREFIX, ToFrontend, decode_to_frontend, payload_length, ring};
 use pharos_backend::runtime::{FrameReader, FrameWriter, Reader, Sender, connect};
 
 /// The frontend's end: the bytes of frames in both directions.
@@ -28,6 +28,19 @@ impl FrontendEnd {
     /// Limits how long a read waits.
     pub(super) fn set_read_timeout(&self, timeout: Duration) {
         self.socket.set_read_timeout(Some(timeout)).unwrap();
+    }
+
+    /// Reads until the worker closes the connection; returns the frames.
+    pub(super) fn frames_to_the_end(&mut self) -> Vec<ToFrontend> {
+        let (mut bytes, mut frames) = (Vec::new(), Vec::new());
+        self.read_to_end(&mut bytes).unwrap();
+        let mut rest = bytes.as_slice();
+        while let Some((prefix, after)) = rest.split_first_chunk::<PREFIX>() {
+            let (payload, after) = after.split_at(payload_length(*prefix).unwrap());
+            frames.push(decode_to_frontend(payload).unwrap());
+            rest = after;
+        }
+        frames
     }
 }
 

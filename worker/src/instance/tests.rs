@@ -3,6 +3,7 @@
 mod client_memory;
 mod gpu;
 mod onnx;
+mod start;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -13,11 +13,12 @@ use pharos::repository::memory_budget::{
     under_pressure,
 };
 use pharos::repository::{Uses, VersionFingerprint};
+use pharos::timeline::Instant;
 use tokio::sync;
 
 use super::Loader;
 use super::memory_sizes::{ToLoad, ToMeasure, files_of};
-use super::unloading::{any_is_awaited, demanded};
+use super::unloading::{any_executes, any_is_awaited, demanded};
 use crate::model_memory::{MemoryShare, Totals};
 use crate::serving::{Serving, Snapshot, UnloadedVersion};
 use pharos_os::{blocking, clock};
@@ -30,6 +31,10 @@ const MOST_UNLOADS: usize = 16;
 
 /// The longest time that a load waits for unloaded models to end.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
+
+/// The longest time that a load waits for requests that other models execute, if these models may be unloaded afterwards. Counted
+/// from the request, so that loads that wait for their turn meanwhile do not add up their times.
+const LONGEST_EXECUTION: Duration = Duration::from_secs(1);
 
 /// What the limits need to know about models.
 #[derive(Default)]
@@ -145,7 +150,7 @@ impl Loader {
             }
         };
         // The loads of others that have begun will end, but those that have not may wait for what this load holds.
-        let share = self.make_room(model.name, needed, |totals| totals.loading > 0).await?;
+        let share = self.make_room(model.name, clock::now(), needed, |totals| totals.loading > 0).await?;
         if let Some((reserved, _)) = reserved {
             share.merge(&reserved);
         }
@@ -181,7 +186,8 @@ impl Loader {
             needed.subtract(&share.bytes());
             needed
         };
-        let room = self.make_room(&serving.model.name.to_string(), needed, |totals| totals.loading > 0).await?;
+        let (name, began) = (serving.model.name.to_string(), clock::now());
+        let room = self.make_room(&name, began, needed, |totals| totals.loading > 0).await?;
         room.begin_load();
         Ok(Some(room))
     }
@@ -196,6 +202,7 @@ impl Loader {
         if !memory.is_limited() {
             return Ok(Reservation { loader: self.clone(), parts: Vec::new() });
         }
+        let began = clock::now();
         let versions = self.unloaded_versions(name);
         let mut models = Vec::new();
         for (name, (version, directory, config)) in &versions {
@@ -214,7 +221,7 @@ impl Loader {
         let may_change = |totals: &Totals| totals.loading > 0 || totals.reserved > 0;
         let needed = || sum(&expected()).within(memory.limits());
         let _queue = self.memory.queue.lock().await;
-        let reserved = self.make_room(name, needed, may_change).await?;
+        let reserved = self.make_room(name, began, needed, may_change).await?;
         let (whole, expected) = (reserved.bytes(), expected());
         let all = sum(&expected);
         let reduced = !whole.covers(&all.bytes());
@@ -336,22 +343,24 @@ impl Loader {
         }
     }
 
-    /// Waits until the bytes that `needed` returns are free, and reserves them. If unloading models is not enough, waits while
-    /// `may_change` for the memories that lack them: the sizes of models that are being loaded may be smaller than reserved, and they
-    /// may be unloaded afterwards, once the requests that waited for them have found them. What is needed may change too, since
-    /// models of the same backend are measured meanwhile.
+    /// Waits until the bytes that `needed` returns are free, and reserves them. If unloading models is not enough, waits for requests
+    /// that others execute, until [`LONGEST_EXECUTION`] after `began`, and while `may_change` for the memories that lack them: the
+    /// sizes of models that are being loaded may be smaller than reserved, and they may be unloaded afterwards, once the requests
+    /// that waited for them have found them. What is needed may change too, since models of the same backend are measured meanwhile.
     async fn make_room(
         self: &Arc<Self>,
         name: &str,
+        began: Instant,
         needed: impl Fn() -> MemoryBytes,
         may_change: impl Fn(&Totals) -> bool,
     ) -> Result<MemoryShare, String> {
         let memory = &self.models.shared.memory;
-        let (began, mut lacking, mut changes) = (clock::now(), (Memory::Main, 0), memory.changes());
-        while !self.is_exiting() && clock::now() - began < LONGEST_WAIT {
+        let (turn, mut lacking, mut changes) = (clock::now(), (Memory::Main, 0), memory.changes());
+        while !self.is_exiting() && clock::now() - turn < LONGEST_WAIT {
             changes.mark_unchanged();
             let needed = needed();
-            if let Some(share) = self.reserve_or_unload(name, &needed, &may_change)? {
+            let executes = || clock::now() - began < LONGEST_EXECUTION && any_executes(&self.models.snapshot());
+            if let Some(share) = self.reserve_or_unload(name, &needed, |totals| may_change(totals) || executes())? {
                 return Ok(share);
             }
             lacking = memory.missing(&needed).iter().next().map_or(lacking, |(first, _)| (first, needed.of(first)));

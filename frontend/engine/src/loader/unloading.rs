@@ -8,7 +8,7 @@ use pharos::metrics::record;
 use pharos::repository::MIN_LOADED_PARAMETER;
 
 use super::Loader;
-use crate::serving::{Serving, Snapshot};
+use crate::serving::{Executor, Serving, Snapshot};
 
 impl Loader {
     /// Unloads a model that is loaded on demand, and the members of an ensemble that nothing else needs, unless it is used or
@@ -45,6 +45,11 @@ impl Loader {
 /// configuration keeps it, requests that waited for its load have not all found it yet, or one of these models executes requests or
 /// sequences.
 pub(super) fn unloadable<'t>(table: &'t Snapshot, name: &'t str) -> Option<Vec<&'t str>> {
+    unloadable_if(table, name, Executor::is_idle)
+}
+
+/// As [`unloadable`], with another condition for what executes these models.
+fn unloadable_if<'t>(table: &'t Snapshot, name: &'t str, may_end: impl Fn(&Executor) -> bool) -> Option<Vec<&'t str>> {
     let needed = || table.dependencies.dependents(name).iter().any(|ensemble| table.wanted.contains(*ensemble));
     if is_awaited(table, name)
         || !table.demanded.contains(name)
@@ -57,7 +62,15 @@ pub(super) fn unloadable<'t>(table: &'t Snapshot, name: &'t str) -> Option<Vec<&
     let mut gone: Vec<&str> = released(table, name).into_iter().collect();
     gone.push(name);
     let mut versions = gone.iter().filter_map(|model| table.serving.get(*model)).flat_map(BTreeMap::values);
-    versions.all(|serving| !is_kept(serving) && serving.executor.is_idle()).then_some(gone)
+    versions.all(|serving| !is_kept(serving) && may_end(&serving.executor)).then_some(gone)
+}
+
+/// Returns whether a model may be unloaded as soon as the requests are answered that it executes now.
+pub(super) fn any_executes(table: &Snapshot) -> bool {
+    let once_answered = |executor: &Executor| executor.running_sequences() == 0;
+    let executes =
+        |name: &str| unloadable(table, name).is_none() && unloadable_if(table, name, once_answered).is_some();
+    table.demanded.iter().any(|name| executes(name))
 }
 
 /// Returns whether requests that waited for a model have not all found it yet.

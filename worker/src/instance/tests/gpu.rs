@@ -4,12 +4,12 @@
 mod memory;
 mod onnx;
 
-use std::io::{IoSlice, Read as _, Write};
+use std::io::{IoSlice, Write};
 
 use pharos::error::ErrorCode;
 use pharos::region::CUDA_HANDLE;
 use pharos::wire::regions::{RegionDescription, RegionLocation, encode};
-use pharos::wire::{Device, PREFIX, Piece, Placement, ToFrontend, ToWorker, decode_to_frontend, payload_length};
+use pharos::wire::{Device, Piece, Placement, ToFrontend, ToWorker};
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 use super::*;
@@ -351,7 +351,7 @@ fn the_process_ends_after_answering_when_its_device_is_lost() {
     assert!(inputs.copy_in(usize::try_from(flags::BYTES).unwrap(), &[1; 4]));
     let (worker, mut frontend) = connection();
     let process = std::thread::spawn(move || {
-        crate::answer(worker, descriptors, &Registry::default(), |_| cuda).map_err(|e| e.to_string())
+        crate::answer(worker, Ok(()), descriptors, &Registry::default(), |_| cuda).map_err(|e| e.to_string())
     });
     let (mut bytes, datatype) = (Vec::new(), DataType::Fp32);
     ToWorker::Load(load).encode(&mut bytes);
@@ -366,15 +366,7 @@ fn the_process_ends_after_answering_when_its_device_is_lost() {
     let sentence =
         "GPU 3 (GPU-3) is no longer usable: uncorrectable ECC error encountered; the worker process must be replaced";
     assert_eq!(end, Err(sentence.to_owned()));
-    let mut answers = Vec::new();
-    frontend.read_to_end(&mut answers).unwrap();
-    let mut rest = answers.as_slice();
-    let mut frames = Vec::new();
-    while let Some((prefix, after)) = rest.split_first_chunk::<PREFIX>() {
-        let (payload, after) = after.split_at(payload_length(*prefix).unwrap());
-        frames.push(decode_to_frontend(payload).unwrap());
-        rest = after;
-    }
+    let frames = frontend.frames_to_the_end();
     let [ToFrontend::Loaded(loaded), ToFrontend::Done(first), ToFrontend::Done(second)] = frames.as_slice() else {
         panic!("{frames:?}")
     };
