@@ -158,20 +158,27 @@ pub fn end_with_the_frontend() -> std::io::Result<()> {
 /// Runs the process: loads the model, then answers batches.
 fn serve(inherited: Inherited, backends: &Registry) -> std::io::Result<()> {
     let watched = watch::end_with_the_frontend(&inherited.socket);
-    answer(connect(inherited.socket, &inherited.frames)?, watched, inherited.memory, backends, |load| {
-        Cuda::new(load.device.clone())
-    })
+    let connection = connect(inherited.socket, &inherited.frames)?;
+    answer(connection, inherited.memory, backends, |load| cuda_if_watched(watched, load))
+}
+
+/// Returns the CUDA driver for a process that ends with the frontend.
+///
+/// # Errors
+/// The process does not end with the frontend; for the user.
+fn cuda_if_watched(watched: std::io::Result<()>, load: &Load) -> Result<Arc<Cuda>, InferError> {
+    watched.map_err(|error| load_error(format!("the worker cannot watch the frontend: {error}")))?;
+    Ok(Cuda::new(load.device.clone()))
 }
 
 const PANICKED: &str = "the backend panicked; its state may be corrupt, so this process ends";
 
-/// Like [`serve`], with a given CUDA driver, and whether this process ends with the frontend. It loads no model if not.
+/// Like [`serve`], with a given CUDA driver, or the reason why no model can be loaded.
 fn answer(
     (mut reader, sender): (Reader, Sender),
-    watched: std::io::Result<()>,
     memory: SharedDescriptors,
     backends: &Registry,
-    cuda: impl FnOnce(&Load) -> Arc<Cuda>,
+    cuda: impl FnOnce(&Load) -> Result<Arc<Cuda>, InferError>,
 ) -> std::io::Result<()> {
     let Some(ToWorker::Load(load)) = reader.read()? else {
         return Err(std::io::Error::other("the first frame was not Load"));
@@ -181,8 +188,7 @@ fn answer(
             format!("frontend and worker are of different builds: wire versions {} and {VERSION}", load.wire_version);
         return sender.send(&ToFrontend::LoadFailed(text));
     }
-    let watched = watched.map_err(|error| load_error(format!("the worker cannot watch the frontend: {error}")));
-    let opened = watched.and_then(|()| open(&load, (reader, sender.clone()), memory, cuda(&load)));
+    let opened = cuda(&load).and_then(|cuda| open(&load, (reader, sender.clone()), memory, cuda));
     let loaded = opened.and_then(|(runtime, regions)| {
         Ok((instance(&load, (runtime.clone(), regions.clone()), backends)?, runtime, regions))
     });

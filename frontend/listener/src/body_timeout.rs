@@ -19,7 +19,7 @@ pub(crate) const MAX_CHUNKS: u32 = 65_536;
 /// Only pieces below this size count as chunks. hyper yields a large chunk in several pieces, as the network delivers them,
 /// but those are about as large as a packet.
 const SMALL: usize = 512;
-/// The minimum average rate, in bytes per second, of bodies that take longer than the idle timeout.
+/// The minimum rate, in bytes per second, of bodies that take longer than the idle timeout.
 const RATE: u64 = 240;
 
 /// The error type of bodies and services.
@@ -30,7 +30,7 @@ pub type BoxError = Box<dyn Error + Send + Sync>;
 pub enum Fault {
     /// No data arrived for this time.
     Stalled(Duration),
-    /// Only this number of bytes arrived within this time.
+    /// Only this number of bytes arrived within the last time.
     TooSlow(u64, Duration),
     /// The body has too many chunks.
     TooManyChunks,
@@ -42,7 +42,7 @@ impl fmt::Display for Fault {
             Self::Stalled(time) => write!(f, "the request's body stalled for {} seconds", time.as_secs_f32()),
             Self::TooSlow(bytes, time) => write!(
                 f,
-                "the request's body is too slow: {bytes} bytes in {} seconds; at least {RATE} a second are expected",
+                "the request's body is too slow: {bytes} bytes in the last {} seconds; at least {RATE} a second are expected",
                 time.as_secs()
             ),
             Self::TooManyChunks => write!(
@@ -65,13 +65,14 @@ pub struct BodyLimits {
     pub chunked: bool,
 }
 
-/// Limits the time of waiting for data, and the average rate.
+/// Limits the time of waiting for data, and the rate.
 #[derive(Debug)]
 pub(crate) struct Pace {
     /// The maximum time without data; zero for no limit.
     idle_timeout: Duration,
+    /// The bytes since `began`.
     received: u64,
-    /// The time of the first wait for data.
+    /// The time of the first wait for data, or of one after the idle timeout at which the rate so far was high enough.
     began: Option<Instant>,
     /// Set while waiting for data.
     timer: Option<Pin<Box<Sleep>>>,
@@ -112,6 +113,10 @@ impl Pace {
             if taken > timeout + Duration::from_secs(self.received / RATE) {
                 self.began = None;
                 return Poll::Ready(Fault::TooSlow(self.received, taken));
+            }
+            // A fast beginning does not permit a slow rest.
+            if taken > timeout && u128::from(self.received) * 1000 >= u128::from(RATE) * taken.as_millis() {
+                (self.began, self.received) = (Some(now), 0);
             }
         }
         let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
@@ -254,5 +259,19 @@ mod tests {
         assert!(pace.wait(&mut cx).is_pending(), "14 s for bytes of 10 s, with a timeout of 5 s");
         pace.set_waiting_for(Duration::from_secs(16));
         assert!(matches!(pace.wait(&mut cx), Poll::Ready(Fault::TooSlow(2400, _))));
+    }
+
+    #[tokio::test]
+    async fn a_body_with_a_fast_beginning_must_not_become_slow() {
+        let mut pace = Pace::new(Duration::from_secs(5));
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        for _ in 0..3 {
+            pace.receive(1 << 20);
+            pace.set_waiting_for(Duration::from_secs(6));
+            assert!(pace.wait(&mut cx).is_pending(), "a megabyte in 6 s");
+        }
+        pace.receive(1);
+        pace.set_waiting_for(Duration::from_secs(6));
+        assert!(matches!(pace.wait(&mut cx), Poll::Ready(Fault::TooSlow(1, _))));
     }
 }

@@ -1,12 +1,12 @@
 //! Runs sequences on a loaded instance in real shared memory, and compares the results with values computed here.
 
 mod client_memory;
+mod folder;
 mod gpu;
 mod onnx;
 mod start;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use pharos::metrics::channel::{self, Event, Reader};
 use pharos::metrics::worker_metrics::WorkerMetrics;
@@ -16,6 +16,7 @@ use pharos::tensor::{DataType, push_bytes_element};
 use pharos::wire::{BatchRequest, InputBlock, SequenceStep, flags};
 use rustix::pipe::{PipeFlags, pipe_with};
 
+use self::folder::{Folder, folder};
 use super::test_connection::{FrontendEnd, connection};
 use super::*;
 use crate::descriptors::SharedDescriptors;
@@ -38,29 +39,6 @@ struct World {
     /// The frontend's end of the connection.
     frontend: FrontendEnd,
     _folder: Folder,
-}
-
-/// A directory that is removed when this value is dropped.
-struct Folder(PathBuf);
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-/// Creates a model directory with these files.
-fn folder(files: &[(&str, &[u8])]) -> Folder {
-    use std::sync::atomic::{AtomicU32, Ordering};
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let name = format!("pharos-states-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-    let folder = Folder(std::env::temp_dir().join(name));
-    for (name, content) in files {
-        let path = folder.0.join(name);
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(path, content).unwrap();
-    }
-    folder
 }
 
 fn load(config: &str, files: &[(&str, &[u8])]) -> Result<World, InferError> {

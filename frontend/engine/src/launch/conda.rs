@@ -4,6 +4,7 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
 use pharos_os::children::wait_within;
@@ -24,10 +25,14 @@ pub(super) fn relocate(home: &Path, mut command: Command) -> Result<(), String> 
     if !script.is_file() {
         return Ok(());
     }
-    command.arg(&script).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let failed = |why: String| format!("its bin/conda-unpack failed: {why}");
-    let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
-    let last_line_of_stderr = last_line(child.stderr.take());
+    let not_started = |error: io::Error| failed(format!("it cannot be started: {error}"));
+    let (errors, stderr) = io::pipe().map_err(not_started)?;
+    let last_line_of_stderr = last_line(errors).map_err(not_started)?;
+    command.arg(&script).stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
+    let mut child = command.spawn().map_err(not_started)?;
+    // It has the write end of the pipe.
+    drop(command);
     let status = wait_within(&mut child, TIMEOUT)
         .ok_or_else(|| failed(format!("it did not end within {} s", TIMEOUT.as_secs())))?;
     if status.success() {
@@ -39,16 +44,18 @@ pub(super) fn relocate(home: &Path, mut command: Command) -> Result<(), String> 
 }
 
 /// Reads a program's output to its end, so that writes never block. Sends the last line of the first 64 KiB.
-fn last_line(output: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String> {
+///
+/// # Errors
+/// The thread that reads cannot be started.
+fn last_line(mut output: impl Read + Send + 'static) -> io::Result<mpsc::Receiver<String>> {
     let (sending, receiver) = mpsc::channel();
-    std::thread::spawn(move || {
-        let Some(mut output) = output else { return };
+    thread::Builder::new().name("conda-unpack".into()).spawn(move || {
         let mut text = Vec::new();
         let _ = (&mut output).take(64 << 10).read_to_end(&mut text);
         let _ = io::copy(&mut output, &mut io::sink());
         let text = String::from_utf8_lossy(&text);
         let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
         let _ = sending.send(last.to_owned());
-    });
-    receiver
+    })?;
+    Ok(receiver)
 }

@@ -351,7 +351,7 @@ fn the_process_ends_after_answering_when_its_device_is_lost() {
     assert!(inputs.copy_in(usize::try_from(flags::BYTES).unwrap(), &[1; 4]));
     let (worker, mut frontend) = connection();
     let process = std::thread::spawn(move || {
-        crate::answer(worker, Ok(()), descriptors, &Registry::default(), |_| cuda).map_err(|e| e.to_string())
+        crate::answer(worker, descriptors, &Registry::default(), |_| Ok(cuda)).map_err(|e| e.to_string())
     });
     let (mut bytes, datatype) = (Vec::new(), DataType::Fp32);
     ToWorker::Load(load).encode(&mut bytes);

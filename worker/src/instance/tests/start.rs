@@ -14,7 +14,7 @@ fn a_process_without_a_thread_that_watches_the_frontend_tells_why_it_loads_nothi
     ToWorker::Load(load).encode(&mut bytes);
     frontend.write_all(&bytes).unwrap();
     let watched = Err(io::Error::from(io::ErrorKind::WouldBlock));
-    crate::answer(worker, watched, descriptors, &Registry::default(), |_| Cuda::new(None)).unwrap();
+    crate::answer(worker, descriptors, &Registry::default(), |load| crate::cuda_if_watched(watched, load)).unwrap();
     let frames = frontend.frames_to_the_end();
     let [ToFrontend::LoadFailed(reason)] = frames.as_slice() else { panic!("{frames:?}") };
     assert!(reason.contains("the worker cannot watch the frontend: operation would block"), "{reason}");
