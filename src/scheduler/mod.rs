@@ -392,6 +392,8 @@ pub trait Scheduler: Send {
     /// Closes the sequence of this id: it ends when its present requests are done, and a later request of the id starts another
     /// sequence.
     fn end_sequence(&mut self, _id: &CorrelationId, _now: Instant) {}
+    /// Closes all sequences, since no request can find this scheduler any more: the idle ones free their slots for those that wait.
+    fn close_sequences(&mut self, _now: Instant) {}
     /// Returns whether a sequence of this id is active.
     fn has_sequence(&self, _id: &CorrelationId) -> bool {
         false

@@ -5,7 +5,6 @@
 //! held while tensors are hashed or copied.
 
 mod connection;
-mod files;
 mod flight;
 mod local;
 mod redis;
@@ -22,7 +21,6 @@ use pharos::metrics::record::MissTimes;
 use pharos::model::ModelConfig;
 use pharos::timeline::Instant;
 
-pub(crate) use files::Files;
 use flight::{FlightLeader, FlightOutcome, Flights};
 use local::Local;
 use pharos_os::clock;
@@ -113,13 +111,10 @@ pub(crate) struct ModelCache {
 }
 
 impl ModelCache {
-    /// Reads the files of the version, so that responses of different files under the same name are never returned. For an
-    /// ensemble, `files` holds its own files and then those of its members.
-    ///
-    /// # Errors
-    /// A file cannot be read.
-    pub(crate) fn new(shared: Arc<ResponseCache>, files: &[Files]) -> std::io::Result<Self> {
-        Ok(Self { shared, identity: files::identity(files)? })
+    /// `identity` includes the files of the version and of the members of an ensemble, so that responses of other files under the
+    /// same name are never returned.
+    pub(crate) fn new(shared: Arc<ResponseCache>, identity: Identity) -> Self {
+        Self { shared, identity }
     }
 
     /// Looks up the response to a checked request. With single flight, waits for the response of an equal request that is being

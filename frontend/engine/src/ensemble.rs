@@ -72,6 +72,9 @@ pub(crate) trait Members: Send + Sync + Sized + 'static {
     /// Returns a replaced version of a step's model that began the sequence with this id and still runs it.
     fn with_sequence(&self, step: &Step, id: &CorrelationId) -> Option<Arc<Self::Member>>;
 
+    /// Ends the sequence with this id in the replaced versions of a step's model, because another one begins.
+    fn begin_sequence(&self, step: &Step, id: &CorrelationId);
+
     /// Returns whether an ensemble, or an ensemble among its members, was loaded with members that have been replaced since, or that
     /// execute other files now.
     fn has_replaced_members(&self, version: &Self::Member) -> bool;
@@ -201,7 +204,9 @@ pub(crate) fn infer<M: Members>(
         request.timeline.queue_start = clock::now();
         let mut unanswered = Unanswered::new(version, ensemble, &request);
         let mut miss = None;
-        if let Some(cache) = ensemble.cache.as_ref().filter(|_| request.is_cacheable()) {
+        // The keys are those of the members with which the ensemble was loaded.
+        let may_cache = || request.is_cacheable() && !target.members.has_replaced_members(version);
+        if let Some(cache) = ensemble.cache.as_ref().filter(|_| may_cache()) {
             match cache.look_up(version.config(), &request, checked.batch_size).await {
                 Found::Hit(entry, times) => {
                     unanswered.answered = true;

@@ -281,12 +281,17 @@ impl Driver {
         });
     }
 
-    /// Returns the number of running sequences that shutdown waits for. Sequences with implicit start end only by idleness, so
-    /// they are not waited for.
-    pub(crate) fn running_sequences(&self) -> usize {
+    /// Returns the number of open sequences that shutdown waits for. Sequences with implicit start end only by idleness, so they are
+    /// not waited for.
+    pub(crate) fn sequences_to_end(&self) -> usize {
         if matches!(&self.config.scheduling, Scheduling::Sequence(batching) if batching.implicit_start) {
             return 0;
         }
+        self.open_sequences()
+    }
+
+    /// Returns the number of sequences that have begun and not ended.
+    pub(crate) fn open_sequences(&self) -> usize {
         self.lock().scheduler.sequences().map_or(0, |counts| counts.active + counts.backlogged)
     }
 

@@ -178,12 +178,14 @@ impl ModelTable {
     /// As [`ModelTable::serving`].
     pub(crate) fn serving_for(&self, request: &InferRequest) -> Result<Arc<Serving>, InferError> {
         let snapshot = self.snapshot();
-        let continued = (!request.sequence_start).then_some(&request.correlation_id);
-        let (name, version) = (request.model_name.as_str(), request.model_version.as_str());
-        match continued.and_then(|id| snapshot.with_sequence(name, version, id)) {
-            Some(serving) => Ok(serving),
-            None => snapshot.serving(name, version),
+        let (name, version, id) =
+            (request.model_name.as_str(), request.model_version.as_str(), &request.correlation_id);
+        if request.sequence_start {
+            snapshot.begin_sequence(name, version, id);
+        } else if let Some(serving) = snapshot.with_sequence(name, version, id) {
+            return Ok(serving);
         }
+        snapshot.serving(name, version)
     }
 
     /// Returns every serving version of every model, by name and version.

@@ -5,6 +5,7 @@
 mod address;
 mod directory;
 mod files;
+pub(crate) mod identity;
 mod namespaces;
 mod objects;
 mod overrides;

@@ -21,7 +21,6 @@ use pharos::id::InstanceId;
 use pharos::metrics::cache::Cache;
 use pharos::metrics::labels::InstanceState;
 use pharos::metrics::record;
-use pharos::repository::Stamp;
 use pharos::supervisor::{Action, LossReason, Settings, State, Supervisor};
 use pharos::timeline::Instant;
 use pharos::wire::{Device, Load, Loaded, MAX_FRAME, ToWorker, VERSION};
@@ -33,7 +32,7 @@ use crate::memory::PinnedPool;
 use crate::model_memory::MemoryShare;
 use crate::process::{self, Printed, ProcessPlacement, StartWorkers};
 use crate::scheduler::Driver;
-use crate::store::scan;
+use crate::store::scan::LoadedFiles;
 use crate::wire::SharedLink;
 use crate::worker_session::{Event, Session};
 use pharos_os::descriptors::{Descriptors, Reserved};
@@ -72,8 +71,8 @@ pub(crate) struct Plan {
     pub(crate) _memory: Option<Arc<MemoryShare>>,
     /// The files of the model. Kept until all their processes have ended, even if their load is cancelled.
     pub(crate) _files: Arc<dyn Any + Send + Sync>,
-    /// The fingerprint of the version's files at its load, if the server has a response cache.
-    pub(crate) stamp: Option<Stamp>,
+    /// The files of the version at its load, if the server has a response cache.
+    pub(crate) loaded_files: Option<Arc<LoadedFiles>>,
     /// Starts their processes.
     pub(crate) workers: Arc<dyn StartWorkers>,
     pub(crate) directory: PathBuf,
@@ -226,12 +225,11 @@ impl Instance {
         }
     }
 
-    /// Ends the use of the response cache if a worker has started again with files that have changed since the load of the model.
+    /// Ends the use of the response cache if a worker has read files that have changed since the load of the model began: at its
+    /// first start too, because the identity of the cache was computed before.
     async fn check_files(&self) {
-        let Some(loaded) = self.plan.stamp.filter(|_| self.outcome.is_none()) else { return };
-        let directory = self.plan.directory.clone();
-        let now = blocking::run(move || scan::stamp(&directory)).await;
-        if !matches!(now, Ok(Ok(now)) if now == loaded) {
+        let Some(loaded) = self.plan.loaded_files.clone() else { return };
+        if blocking::run(move || loaded.have_changed()).await.unwrap_or(true) {
             self.driver.stop_caching();
         }
     }

@@ -183,7 +183,8 @@ where
         let is_reported = load_report::requested(route, request.headers()).is_some();
         let account = CallAccount { received: self.service.now(), is_reported, ending: Arc::default() };
         request.extensions_mut().insert(account.clone());
-        let logged = Logged::new(Protocol::Grpc, || request.uri().path().to_owned());
+        let called = || request.uri().path().to_owned();
+        let logged = Logged::unless_by_port(request.extensions(), Protocol::Grpc, called);
         let count = Account::new(Calls(self.service.clone()), route);
         let refused = self.refusal(route, &account, &request);
         let refused = refused.or_else(|| self.forward_headers(route, &account, &mut request));

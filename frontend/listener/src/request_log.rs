@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use http::Extensions;
 use pharos::service::{Protocol, REQUEST_LOG_TARGET as TARGET};
 use pharos::timeline::Instant;
 use pharos_os::clock;
@@ -20,10 +21,15 @@ pub fn enable(on: bool) {
     ENABLED.store(on, Ordering::Relaxed);
 }
 
-/// Logs a formatted line for an answered request.
+/// Logs a line for a request in the format of its port.
 pub fn answered_line(line: &str) {
     tracing::info!(target: TARGET, "{line}");
 }
+
+/// An extension of requests that the port has logged or is going to log in its format: the edge of their protocol does not log
+/// them.
+#[derive(Clone, Copy, Debug)]
+pub struct LoggedByPort;
 
 /// A request that is logged when it is dropped: with its status once it is answered, or as cancelled, usually because its client
 /// disconnected.
@@ -39,6 +45,16 @@ impl Logged {
     /// Returns `None` if requests are not logged; `request` returns the method and the path.
     pub fn new(protocol: Protocol, request: impl FnOnce() -> String) -> Option<Self> {
         is_enabled().then(|| Self { protocol, request: request(), received: clock::now(), status: None })
+    }
+
+    /// Like [`Logged::new`]; also returns `None` if the request has the extension [`LoggedByPort`].
+    pub fn unless_by_port(
+        extensions: &Extensions,
+        protocol: Protocol,
+        request: impl FnOnce() -> String,
+    ) -> Option<Self> {
+        let is_logged_here = is_enabled() && extensions.get::<LoggedByPort>().is_none();
+        is_logged_here.then(|| Self::new(protocol, request)).flatten()
     }
 
     /// Logs the request with the HTTP or gRPC status of its answer, and its duration.

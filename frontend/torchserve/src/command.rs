@@ -153,7 +153,7 @@ fn background() -> Result<(), String> {
     let failed = |error: std::io::Error| format!("cannot start the server: {error}");
     let own = std::env::current_exe().map_err(failed)?;
     let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let at = arguments.iter().position(|argument| argument == "torchserve").map_or(0, |at| at + 1);
+    let at = arguments.iter().position(|argument| argument == pid::COMMAND).map_or(0, |at| at + 1);
     arguments.insert(at, "--foreground".into());
     let mut command = Command::new(own);
     command.args(arguments).env(BACKGROUND, "1").stdin(Stdio::null()).process_group(0);

@@ -95,6 +95,18 @@ pub struct Answer {
     pub body: Bytes,
 }
 
+/// Checks the size of a body against `max_response_size`, in bytes.
+///
+/// # Errors
+/// It is larger.
+pub fn check_size(body: &Bytes, most: u64) -> Result<(), InferError> {
+    if body.len() as u64 <= most {
+        return Ok(());
+    }
+    let size = body.len();
+    Err(InferError::internal(format!("the answer has {size} bytes; max_response_size allows {most}")))
+}
+
 /// Converts the engine's response.
 ///
 /// # Errors

@@ -12,6 +12,9 @@ use pharos_os::directories;
 /// How long a server may take to stop before it is killed, as in TorchServe.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// The argument of a server that serves as TorchServe does.
+pub(super) const COMMAND: &str = "torchserve";
+
 /// The process id file, which is removed on drop.
 #[derive(Debug)]
 pub(super) struct PidFile {
@@ -72,19 +75,26 @@ fn path() -> PathBuf {
 /// Returns the process id in the file if that process is a running server.
 pub(super) fn running() -> Option<Pid> {
     let (pid, owner) = named(&path())?;
+    // In a container, the process after a restart has the id of the one before, and the file may have stayed.
+    if pid == rustix::process::getpid() {
+        return None;
+    }
     // Do not trust a file of another user that names a process of a third one.
     let user = fs::metadata(format!("/proc/{}", pid.as_raw_nonzero())).ok()?.uid();
     let trusted = owner == rustix::process::geteuid().as_raw() || owner == user;
     (trusted && test_kill_process(pid).is_ok() && is_server(pid)).then_some(pid)
 }
 
-/// Whether the process runs this program. The id may have been reused by another process.
+/// Whether the process runs this command. The id may have been reused by another process, also by a server that was started without
+/// this command.
 fn is_server(pid: Pid) -> bool {
     let executable = fs::read_link(format!("/proc/{}/exe", pid.as_raw_nonzero()));
     let own = std::env::current_exe().ok();
     let name =
         |path: &Path| path.file_name().map(|name| name.to_string_lossy().trim_end_matches(" (deleted)").to_owned());
-    executable.is_ok_and(|executable| name(&executable) == own.as_deref().and_then(name))
+    let arguments = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
+    let is_command = arguments.split(|byte| *byte == 0).skip(1).any(|argument| argument == COMMAND.as_bytes());
+    is_command && executable.is_ok_and(|executable| name(&executable) == own.as_deref().and_then(name))
 }
 
 /// Stops the server of the process id file and returns a message.

@@ -229,7 +229,11 @@ impl<S: Management> Registry<S> {
             found.keep_starting(self);
             return Ok(ManagementOutcome::accepted());
         }
-        found.start(self).await.map_err(|reason| not_started(&found, &reason))?;
+        if let Err(reason) = found.start(self).await {
+            // As TorchServe does: the client gets the error, and the server tries again until `maxRetryTimeoutInSec`.
+            found.keep_starting(self);
+            return Err(not_started(&found, &reason));
+        }
         let of_version = if version.is_empty() { String::new() } else { format!(", version: {version}") };
         Ok(ManagementOutcome::ok(format!("Workers scaled to {min} for model: {name}{of_version}")))
     }

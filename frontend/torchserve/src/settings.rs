@@ -108,8 +108,8 @@ pub struct Settings {
     pub model_store: Option<PathBuf>,
     /// The models to register at server start, unless a snapshot determines them.
     pub load_models: LoadModels,
-    /// `model_snapshot`: the models to register at server start instead of [`Settings::load_models`].
-    pub snapshot: Vec<ModelProperties>,
+    /// `model_snapshot`: the models to register at server start instead of [`Settings::load_models`], even if it is empty.
+    pub snapshot: Option<Vec<ModelProperties>>,
     /// `models`: properties of single model versions.
     pub models: Vec<ModelProperties>,
     /// The patterns of URLs that archives may be loaded from.

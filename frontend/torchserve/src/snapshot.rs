@@ -99,7 +99,7 @@ fn write_at(
 /// # Errors
 /// An archive is missing; the text names it and says what to do.
 pub(super) fn check(settings: &Settings) -> Result<(), String> {
-    for ModelProperties { name, version, mar_name, .. } in &settings.snapshot {
+    for ModelProperties { name, version, mar_name, .. } in settings.snapshot.iter().flatten() {
         let Some(mar_name) = mar_name else {
             return Err(refused(name, &format!("model_snapshot has no marName for version {version}")));
         };
@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(newest(&folder), Some(path.clone()));
         let read = properties::parse(&fs::read_to_string(&path).unwrap()).unwrap();
         let (again, notes) = Settings::new(read, Vec::new(), folder.clone()).unwrap();
-        assert_eq!((again.snapshot.as_slice(), notes), (&models[..], Vec::new()));
+        assert_eq!((again.snapshot.as_deref(), notes), (Some(&models[..]), Vec::new()));
         assert_eq!(again.inference, settings.inference);
         assert_eq!(again.model_store, settings.model_store);
         assert_eq!(again.load_models, super::super::LoadModels::None);

@@ -197,10 +197,8 @@ impl SequenceBatcher {
     /// Returns the step as it is sent to the backend. Adds a key that it replaces to `ended`.
     fn begin(&mut self, number: Number, current: &Current, ended: &mut Vec<u64>) -> SlotStep {
         let &Current { request, key, end, .. } = current;
-        let before = self.table.get_mut(number).and_then(|sequence| {
-            let after = (!end).then_some(key);
-            std::mem::replace(&mut sequence.running, after)
-        });
+        // The state stays until a step with END is done: if the batch cannot be sent, the instance must be told of the end.
+        let before = self.table.get_mut(number).and_then(|sequence| sequence.running.replace(key));
         ended.extend(before.filter(|before| *before != key));
         if end && self.is_direct() {
             self.table.release_slot(number);

@@ -267,8 +267,8 @@ impl SequenceBatcher {
         }
     }
 
-    /// Ends the instance's batch and returns the sequences in it.
-    fn end_batch(&mut self, instance: InstanceId, now: Instant) -> Vec<Number> {
+    /// Ends the instance's batch, which was executed or could not be sent, and returns the sequences in it.
+    fn end_batch(&mut self, instance: InstanceId, now: Instant, was_executed: bool) -> Vec<Number> {
         let Some(known) = self.instances.get_mut(&instance) else { return Vec::new() };
         if !known.is_executing() {
             return Vec::new();
@@ -277,6 +277,9 @@ impl SequenceBatcher {
         let executed = known.done(instance, now);
         for number in &executed {
             if let Some(sequence) = self.table.get_mut(*number) {
+                if was_executed && sequence.current.is_some_and(|current| current.end) {
+                    sequence.running = None;
+                }
                 (sequence.current, sequence.served) = (None, now);
             }
         }
@@ -313,7 +316,7 @@ impl Scheduler for SequenceBatcher {
     }
 
     fn batch_done(&mut self, instance: InstanceId, now: Instant) {
-        for number in self.end_batch(instance, now) {
+        for number in self.end_batch(instance, now, true) {
             self.advance(number, now);
         }
     }
@@ -324,7 +327,7 @@ impl Scheduler for SequenceBatcher {
             return self.batch_done(instance, now);
         }
         let idle = Duration::from_micros(self.sequences.max_idle_us);
-        for number in self.end_batch(instance, now) {
+        for number in self.end_batch(instance, now, false) {
             // A step is missing: continuing without it would use a wrong state.
             for request in self.table.take_waiting(number, None) {
                 self.reject(request, self.lost());
@@ -445,6 +448,16 @@ impl Scheduler for SequenceBatcher {
 
     fn end_sequence(&mut self, id: &CorrelationId, now: Instant) {
         if let Some(number) = self.table.find(id) {
+            self.table.close(number);
+            self.advance(number, now);
+        }
+    }
+
+    fn close_sequences(&mut self, now: Instant) {
+        let known =
+            |(number, sequence): (Number, &Sequence)| (sequence.assignment != Assignment::Lost).then_some(number);
+        let numbers: Vec<Number> = self.table.all().filter_map(known).collect();
+        for number in numbers {
             self.table.close(number);
             self.advance(number, now);
         }

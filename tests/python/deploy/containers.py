@@ -14,8 +14,8 @@ from harness.server import ROOT, Process, Server, binary
 
 DEPLOY = ROOT / "deploy"
 MODELS = "/mnt/models"
-EXIT_STEPS_S = 16
-"""The limits of the last steps of an exit after its delay and its timeout: responses, traces, metric logs (`start.rs`)."""
+EXIT_STEPS_S = 24
+"""The limits of the last steps of an exit after its delay and its timeout, rounded up: ends of workers, responses, traces, metric logs."""
 
 
 def documents(path: Path) -> list:
@@ -97,7 +97,7 @@ class Container(Server):
             for listener, number in self.declared.items():
                 arguments += [f"--{listener}-address=127.0.0.1", f"--{listener}-port={number}"]
         self.command = [str(binary()), *arguments]
-        # The Python of the tests has the packages that the image has.
+        # The Python of the tests has the packages that the image has, and those of `PACKAGES` in the guides.
         self.environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **values, **(variables or {})}
 
     def torchserve_addresses(self, values: dict) -> dict:

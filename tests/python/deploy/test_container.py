@@ -115,9 +115,9 @@ def images(podman, tmp_path_factory):
     context = tmp_path_factory.mktemp("context")
     packer().pack(binary().parent, context / "wheels")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]
-    run([*command, "--python-version=3.11", "--dest", context / "wheels", "numpy<2.4"])
+    run([*command, "--python-version=3.11", "--dest", context / "wheels", "numpy<2.4", "iniconfig"])
     podman("import", base(), "localhost/base:1")
-    arguments = {"BASE": "localhost/base:1", "WHEEL": "wheels/*.whl", "EXTRAS": "", "PIP_NO_INDEX": "1"}
+    arguments = {"BASE": "localhost/base:1", "WHEEL": "wheels/*.whl", "EXTRAS": "", "PACKAGES": "iniconfig", "PIP_NO_INDEX": "1"}
     options = [f"--build-arg={name}={value}" for name, value in arguments.items()]
     options += ["--isolation=chroot", "--network=host", "--format=docker", f"--file={FILE}"]
     for target in ("slim", "full"):
@@ -212,7 +212,7 @@ def test_the_image_serves_without_rights(podman, images, boxed, models, target):
     written = server.inside("/usr/bin/touch", "/usr/bin/x")
     assert "Read-only file system" in written.stderr
     assert server.inside("/usr/bin/id", "-u").stdout == "1000\n"
-    python = server.inside("/opt/pharos/bin/python3", "-c", "import pharos_worker, numpy; print(pharos_worker.__version__)")
+    python = server.inside("/opt/pharos/bin/python3", "-c", "import pharos_worker, numpy, iniconfig; print(pharos_worker.__version__)")
     assert (python.returncode == 0) == (target == "full"), python.stderr
     (init,) = children(server.process.pid)
     assert [command_line(pid)[0] for pid in (init, *children(init))] == [b"/usr/bin/tini", b"/usr/bin/pharos"]

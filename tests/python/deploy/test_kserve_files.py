@@ -12,7 +12,7 @@ import pytest
 
 from deploy import schemas
 from deploy.containers import DEPLOY, Container, documents, flag, one, port
-from harness.server import EXAMPLES, ROOT
+from harness.server import EXAMPLES, ROOT, total
 from torchserve import models as archives
 
 RUNTIMES = {document["metadata"]["name"]: document for document in documents(DEPLOY / "kserve/runtimes.yaml")}
@@ -214,6 +214,21 @@ def test_archives_of_torchserve_are_served(serve):
     status, text = server.ask("POST", "/predictions/archive", b'{"do": "about"}', headers={"Content-Type": "application/json"})
     assert (status, json.loads(text)["batch"]) == (200, 1), text
     assert json.loads(server.get("/v2/models/archive")[1])["platform"] == "torchserve"
+    assert total(server.scrape(), "nv_inference_count", model="archive") == 1, "pod_monitor.yaml scrapes the metrics"
+
+
+def test_archives_may_take_long_to_unpack_and_install():
+    """The ports open afterwards. The liveness probe must not end the container before: pip alone may take ten minutes."""
+    container = runtime_container("pharos-torchserve")
+    startup, liveness = container["startupProbe"], container["livenessProbe"]
+    assert startup["httpGet"] == liveness["httpGet"] and startup["periodSeconds"] * startup["failureThreshold"] > 600
+
+
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_the_exit_leaves_time_for_its_last_steps(name):
+    """KServe's pods get the 30 s of Kubernetes, unless a service sets more."""
+    container = runtime_container(name)
+    assert float(flag(container, "exit-delay-secs")) + float(flag(container, "exit-timeout-secs")) <= 20
 
 
 def test_the_graph_passes_predictions_on_as_instances(serve):

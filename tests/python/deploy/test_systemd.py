@@ -99,6 +99,13 @@ def test_the_timeouts_cover_the_steps_of_the_server():
     assert (setting("Type"), setting("NotifyAccess"), setting("KillMode")) == ("notify", "main", "mixed")
 
 
+def test_no_directory_of_the_unit_is_below_another():
+    """Before version 252, systemd cannot create them with `DynamicUser=`."""
+    for kind in ("State", "Cache", "Logs"):
+        names = setting(f"{kind}Directory").split()
+        assert not [name for name in names for other in names if name.startswith(f"{other}/")], names
+
+
 def test_variables_of_the_unit_are_flags():
     for name in re.findall(r"^Environment=PHAROS_(\w+)=", UNIT.read_text(), re.M):
         assert f"--{name.lower().replace('_', '-')} <" in help_text()

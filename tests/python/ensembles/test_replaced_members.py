@@ -192,8 +192,9 @@ def test_a_restarted_worker_with_other_files_stores_nothing(tmp_path):
         (repository / "one/1/model.onnx").write_bytes(scaling(10))
         restart()
         assert results(2) == [20, 20]
+        assert results(1) == [10, 10], "what was stored before is not found either"
         load(1)
         assert results(2) == [2, 2]
         load(10)
         assert results(2) == [20, 20]
-        assert "a worker has started again with files that have changed" in server.log.read_text()
+        assert "a worker has started with files that have changed" in server.log.read_text()

@@ -2,6 +2,8 @@
 over the old and the new version, and the response cache ignores them."""
 
 import json
+import os
+import signal
 import threading
 from pathlib import Path
 
@@ -129,6 +131,47 @@ def test_a_restarted_sequence_uses_the_new_model(serve, model):
     assert step(server, model, 3, 100, "(") == 100
     assert step(server, model, 3, 1) == 101
     assert step(server, model, 3, 1, ")") == 102
+    status, error = step(server, model, 3, 1)
+    assert status == 400 and "must specify the START flag" in error, "the old sequence does not continue"
+
+
+@pytest.mark.parametrize("model", ["seq", "alone"])
+def test_a_lost_sequence_continues_no_older_one(serve, model):
+    """The old model still had a sequence with this id when the lost one began."""
+    server = serve(MODELS, "alone")
+    assert step(server, model, 3, 1, "(") == 1
+    old = workers_of(server, "seq")
+    reload(server, "seq")
+    assert step(server, model, 3, 100, "(") == 100
+    (new,) = workers_of(server, "seq") - old
+    os.kill(new, signal.SIGKILL)
+    status, error = eventually("the loss is known", lambda: only_refused(step(server, model, 3, 1)))
+    assert status == 503 and "was ended" in error, error
+
+
+def only_refused(answer):
+    """Returns the status and the error of an answer; None for a sum."""
+    return answer if isinstance(answer, tuple) else None
+
+
+def test_an_unload_does_not_wait_for_idle_sequences(serve):
+    """A sequence that waits for a slot gets that of an idle one, which no request can continue."""
+    one_slot = config(f"{IDLE_LONG} direct {{ }} {controls()}", batch=1)
+    server = serve({"seq": one_slot}, "seq")
+    assert step(server, "seq", 1, 1, "(") == 1
+    waiting = in_background(lambda: step(server, "seq", 2, 5, "()"))
+    eventually("it waits", lambda: total(server.scrape(), "nv_inference_pending_request_count", model="seq") == 1)
+    assert server.ask("POST", "/v2/repository/models/seq/unload", b"")[0] == 200
+    assert waiting() == 5
+    eventually("the worker has ended", lambda: not server.workers())
+
+
+def test_a_sequence_with_an_implicit_start_continues_on_the_replaced_model(serve):
+    """Its requests have no START flag, so a new one would begin without an error."""
+    server = serve({"seq": config(f"{IDLE_LONG} direct {{ }} {controls()}", implicit_sequence_start="true")}, "seq")
+    assert [step(server, "seq", 1, value) for value in (10, 1)] == [10, 11]
+    reload(server, "seq")
+    assert [step(server, "seq", 1, 1), step(server, "seq", 2, 1)] == [12, 1]
 
 
 def in_background(check):

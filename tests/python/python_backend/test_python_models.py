@@ -206,13 +206,14 @@ def stream(server, name, values, count, request_id=""):
 
 
 def test_rescheduled_requests_are_executed_again(served):
-    """The model decides how often a request is executed, with one response at the end or one for each execution."""
+    """The model decides how often a request is executed, with one response at the end or one for each execution. Each request is a
+    separate sequence, with START in its first execution."""
     def count(times):
         # The client uses gevent, which does not support threads that share one.
         with http.InferenceServerClient(served.http, network_timeout=DEADLINE_S, connection_timeout=DEADLINE_S) as client:
             given = http.InferInput("IN", [1, 1], "FP32")
             given.set_data_from_numpy(np.full((1, 1), times, np.float32))
-            return client.infer("again", [given], request_id=f"n{times}").as_numpy("OUT").item()
+            return client.infer("again", [given]).as_numpy("OUT").item()
 
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(count, [1, 5, 50])) == [1, 5, 50]

@@ -9,10 +9,10 @@ import subprocess
 
 import pytest
 
-from harness.server import alive, binary
+from harness.server import Process, alive, binary
 from harness.waiting import DEADLINE_S, eventually, run_for
 from torchserve.home import Home, has_worker
-from torchserve.launcher import answers
+from torchserve.launcher import COMMANDS, Launcher, answers
 
 
 def test_start_and_stop(launcher):
@@ -126,3 +126,36 @@ def test_two_listeners_do_not_share_a_port(tmp_path, key, name):
         pass
     text = str(failed.value)
     assert f"{name} cannot listen on " in text and f"({key}): the " in text and f"({other}). Give each its own port" in text, text
+
+
+def test_a_process_id_file_with_the_own_id_is_left_from_before(tmp_path):
+    """In a container that was killed and restarted, with a temporary directory that stays, the server has the same id again."""
+    launcher = Launcher(tmp_path / "launcher", *COMMANDS["pharos"]())
+    begin = ["sh", "-c", 'echo $$ > "$TMPDIR/.model_server.pid"; exec "$@"', "sh", *launcher.command, "--foreground", "--ncs"]
+    options = ["--ts-config", launcher.config, "--model-store", launcher.store, "--disable-token-auth", "--models", "echo.mar"]
+    with open(tmp_path / "log", "wb") as log:
+        process = Process(list(map(str, [*begin, *options])), stdout=log, stderr=log, env=launcher.environment, cwd=launcher.folder)
+    try:
+        eventually("the server is ready", lambda: process.poll() is not None or is_ready(launcher))
+        assert process.poll() is None and launcher.pid() == process.pid, (tmp_path / "log").read_text()
+    finally:
+        process.terminate()
+        process.wait(DEADLINE_S)
+
+
+def is_ready(launcher) -> bool:
+    """Returns whether the server answers that it is healthy."""
+    try:
+        return answers(launcher, "/ping") == 200
+    except OSError:
+        return False
+
+
+def test_stop_ends_no_server_that_was_started_otherwise(start, tmp_path):
+    """Its id may be that of a server that was killed."""
+    server = start([], "--model-control-mode=explicit", repository=tmp_path)
+    launcher = Launcher(tmp_path / "launcher", *COMMANDS["pharos"]())
+    file = launcher.folder / "tmp/.model_server.pid"
+    file.write_text(str(server.process.pid))
+    assert "TorchServe is not currently running." in launcher.run("--stop").stdout
+    assert server.get("/v2/health/live")[0] == 200 and not file.exists()

@@ -63,6 +63,25 @@ def test_a_worker_is_given_up_after_consecutive_losses(tmp_path):
         assert answers() and server.ask("GET", "/ping")[0] == 200
 
 
+@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize("synchronous", ["true", "false"])
+def test_ping_reports_workers_that_could_not_be_added(tmp_path, before, synchronous):
+    """They are tried until `maxRetryTimeoutInSec`; the server is healthy until then. A later request tries again."""
+    ill = tmp_path / "ill"
+    with Home(tmp_path, ["default_response_timeout=30"]) as server:
+        server.archive("mortal", "mortal", f"ill: {ill}\nmaxRetryTimeoutInSec: 2\n")
+        server.register("mortal-1.0.mar", f"&initial_workers={before}")
+        ill.touch()
+        status, answer = server.manage("PUT", f"/models/mortal?min_worker=2&synchronous={synchronous}")
+        assert status == (500 if synchronous == "true" else 202), answer
+        eventually("the server is unhealthy", lambda: server.ask("GET", "/ping")[0] == 500)
+        given_up = "giving up loading model mortal version 1.0"
+        eventually("the log has the end of the attempts", lambda: given_up in (tmp_path / "out").read_text())
+        ill.unlink()
+        assert server.manage("PUT", "/models/mortal?min_worker=2&synchronous=true")[0] == 200
+        assert server.ask("GET", "/ping")[0] == 200
+
+
 def test_requests_have_a_total_timeout(home):
     """`clientTimeoutInMills` limits the whole time of a request, in the queue and in the worker."""
     home.archive("late", "mortal", f"ill: {home.folder / 'none'}\nclientTimeoutInMills: 400\n")

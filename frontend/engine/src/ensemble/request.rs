@@ -200,8 +200,14 @@ impl<M: Members> EnsembleRequest<M> {
     /// Returns the model that executes a step's request: the one resolved at the start of the ensemble's request, or its replaced
     /// version that began the sequence which the step continues.
     fn member_for(&self, step: &Step, found: &Arc<M::Member>, sequence: &InSequence) -> Arc<M::Member> {
-        let continued = (!sequence.start && !sequence.id.is_none()).then_some(&sequence.id);
-        let with = continued.and_then(|id| self.models.with_sequence(step, id));
+        if sequence.id.is_none() {
+            return found.clone();
+        }
+        if sequence.start {
+            self.models.begin_sequence(step, &sequence.id);
+            return found.clone();
+        }
+        let with = self.models.with_sequence(step, &sequence.id);
         // The plan depends on whether the member is decoupled.
         let with = with.filter(|with| with.config().decoupled == found.config().decoupled);
         with.unwrap_or_else(|| found.clone())

@@ -1,7 +1,6 @@
 //! Loads ensembles after their members, and checks that the members fit together.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 
 use pharos::ensemble::{self, Dependencies, Plan, Stages, Step};
@@ -13,10 +12,11 @@ use pharos::repository::{DUPLICATE, VersionStatus};
 use super::Loader;
 use super::load::{Unserved, labels, log_warnings, read_cache};
 use super::prepare::{Prepared, Version};
-use crate::cache::{Files, ModelCache};
+use crate::cache::ModelCache;
 use crate::ensemble::{Ensemble, Members};
 use crate::serving::{Executor, Serving, Snapshot};
-use crate::store::scan;
+use crate::store::identity::Files;
+use crate::store::scan::LoadedFiles;
 use pharos_os::{blocking, clock};
 
 impl Loader {
@@ -49,7 +49,8 @@ impl Loader {
         let config = &config.with_decoupled(stages.is_decoupled()).map_err(|error| error.to_string())?;
         let labels = inherited(config, &plan, &members, labels(config, directory)?);
         let model = ModelVersion::new(self.stores.model_name(&prepared.name), number);
-        let cache = self.ensemble_cache(&model, config, directory, &members).await;
+        let loaded_files = self.loaded_files(prepared, version).await;
+        let cache = self.ensemble_cache(&model, config, loaded_files.as_deref(), &members).await;
         let series = Unserved::new(self, &model, config, None).keep();
         if cache.is_some() {
             self.cache().model_cached(&series);
@@ -70,7 +71,7 @@ impl Loader {
             config: Arc::new(config.clone()),
             series,
             directory: directory.clone(),
-            stamp: None,
+            loaded_files,
             labels,
             executor: Arc::new(Executor::Ensemble { ensemble, members: steps }),
             fingerprint: version.fingerprint,
@@ -127,13 +128,15 @@ impl Loader {
         &self,
         model: &ModelVersion,
         config: &ModelConfig,
-        directory: &Path,
+        loaded: Option<&LoadedFiles>,
         members: &[Arc<Serving>],
     ) -> Option<ModelCache> {
         let shared = self.responses_for(model, config)?;
         let nested = self.with_nested(members);
-        let of_nested = nested.iter().map(|member| files(&member.model, &member.config, &member.directory));
-        let all = std::iter::once(files(model, config, directory)).chain(of_nested).collect();
+        let mut all = vec![Files::new(model, config, loaded?)];
+        for member in &nested {
+            all.push(Files::new(&member.model, &member.config, member.loaded_files.as_deref()?));
+        }
         let cache = read_cache(shared, all).await?;
         // The files were read now, and the members have read theirs earlier.
         let Some(changed) = blocking::run(move || changed(&nested)).await.ok()? else { return Some(cache) };
@@ -163,12 +166,8 @@ impl Loader {
 /// Returns the first member whose files have changed since it loaded them.
 fn changed(members: &[Arc<Serving>]) -> Option<ModelVersion> {
     let mut loaded = members.iter().filter(|member| member.ensemble().is_none());
-    let changed = loaded.find(|member| scan::stamp(&member.directory).ok() != member.stamp);
+    let changed = loaded.find(|member| member.loaded_files.as_ref().is_none_or(|files| files.have_changed()));
     changed.map(|member| member.model.clone())
-}
-
-fn files(model: &ModelVersion, config: &ModelConfig, directory: &Path) -> Files {
-    Files { model: model.clone(), config: config.clone(), directory: directory.to_owned() }
 }
 
 /// Returns that members are not available, in Triton's words, and why.

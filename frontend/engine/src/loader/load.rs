@@ -14,21 +14,22 @@ use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::{ModelConfig, Scheduling, TensorSpec, Warmup, WarmupBatch};
 use pharos::repository::memory_budget::MemoryBytes;
-use pharos::repository::{Change, Stamp, VersionFingerprint, changes};
+use pharos::repository::{Change, VersionFingerprint, changes};
 use pharos::timeline::Instant;
 
 use super::Loader;
 use super::memory_budget::Loaded;
 use super::memory_sizes::ToLoad;
 use super::prepare::{Prepared, Version};
-use crate::cache::{Files, ModelCache, ResponseCache};
+use crate::cache::{ModelCache, ResponseCache};
 use crate::launch::Launch;
 use crate::launch::limits::Limited;
 use crate::model_memory::MemoryShare;
 use crate::scheduler::placement::Placement;
 use crate::scheduler::{Driver, DriverSettings, Limits, placement, settings};
 use crate::serving::{Executor, Serving};
-use crate::store::scan;
+use crate::store::identity::{Files, identity};
+use crate::store::scan::{self, LoadedFiles};
 use crate::supervisor::{Instances, Plan, WarmUp};
 use pharos_os::{blocking, clock, threads};
 
@@ -103,6 +104,10 @@ struct VersionStart {
     /// When loading began.
     began: Instant,
     series: Unserved,
+    /// Its files before anything of them was read for this load, if the server has a response cache.
+    loaded_files: Option<Arc<LoadedFiles>>,
+    /// Its response cache, if it uses one.
+    responses: Option<ModelCache>,
 }
 
 impl Loader {
@@ -140,10 +145,13 @@ impl Loader {
             None => {
                 let model = ModelVersion::new(self.stores.model_name(&prepared.name), number);
                 let began = clock::now();
+                let loaded_files = self.loaded_files(prepared, version).await;
                 let launch = self.launch(prepared, version).await?;
                 let config = Arc::new(self.configure(prepared, (number, version), &launch).await?);
                 let series = Unserved::new(self, &model, &config, continued);
-                self.start_version((prepared, version), VersionStart { model, config, launch, began, series }).await
+                let responses = self.model_cache(&model, &config, loaded_files.as_deref()).await;
+                let start = VersionStart { model, config, launch, began, series, loaded_files, responses };
+                self.start_version((prepared, version), start).await
             }
         }
     }
@@ -153,14 +161,13 @@ impl Loader {
         (prepared, version): (&Prepared, &Version),
         start: VersionStart,
     ) -> Result<Serving, String> {
-        let VersionStart { model, config, launch, began, series: unserved } = start;
+        let VersionStart { model, config, launch, began, series: unserved, loaded_files, responses } = start;
         let directory = &version.directory;
         let (warmups, labels) = (warmups(&config, directory)?, labels(&config, directory)?);
         check_initial_states(&config, directory)?;
         let placements = placements(&config, model.version)?;
         let limits = self.models.shared.limits.as_ref().map(Limits::registration);
         let series = unserved.series().clone();
-        let (stamp, responses) = (self.stamp(directory).await, self.model_cache(&model, &config, directory).await);
         if responses.is_some() {
             self.cache().model_cached(&series);
         }
@@ -175,7 +182,8 @@ impl Loader {
         let plan = self.plan((directory.clone(), launch), &config, threads, warmups);
         let to_load = ToLoad { name: &prepared.name, version: model.version, directory, config: Some(&config) };
         let memory = EndsIfDropped(self.room_for(&to_load).await?.map(Arc::new));
-        let plan = Arc::new(Plan { _memory: memory.0.clone(), _files: prepared.model_files.clone(), stamp, ..plan });
+        let (_memory, _files) = (memory.0.clone(), prepared.model_files.clone());
+        let plan = Arc::new(Plan { _memory, _files, loaded_files: loaded_files.clone(), ..plan });
         let (instances, loaded) = Instances::start(plan, &placements, &driver).await?;
         let time = clock::now() - began;
         if let Some(share) = &memory.0 {
@@ -195,7 +203,7 @@ impl Loader {
             config: Arc::new(config.with_parameter("engine", &loaded.engine)),
             series: unserved.keep(),
             directory: directory.clone(),
-            stamp,
+            loaded_files,
             labels,
             executor: Arc::new(Executor::Instances { driver, instances, memory: memory.keep() }),
             fingerprint: version.fingerprint,
@@ -254,8 +262,8 @@ impl Loader {
             let plan = self.plan((serving.directory.clone(), launch), config, threads, warmups);
             let size = self.size_with(serving, config);
             let room = EndsIfDropped(self.room_for_more(serving, &size).await?.map(Arc::new));
-            let (_files, stamp) = (serving.files.clone(), serving.stamp);
-            let plan = Arc::new(Plan { _memory: room.0.clone(), _files, stamp, ..plan });
+            let (_files, loaded_files) = (serving.files.clone(), serving.loaded_files.clone());
+            let plan = Arc::new(Plan { _memory: room.0.clone(), _files, loaded_files, ..plan });
             let ending = instances.resize(&plan, &placements, driver).await?;
             if let (Some(share), Some(room)) = (serving.executor.memory(), room.keep()) {
                 let mut surplus = share.bytes();
@@ -320,7 +328,7 @@ impl Loader {
             launch,
             _memory: None,
             _files: Arc::new(()),
-            stamp: None,
+            loaded_files: None,
             workers: self.workers.clone(),
             cache: self.cache().clone(),
             models: this,
@@ -335,17 +343,14 @@ impl Loader {
     }
 
     /// Returns the response cache of a version, if the server has one and the model enables it.
-    async fn model_cache(&self, model: &ModelVersion, config: &ModelConfig, directory: &Path) -> Option<ModelCache> {
+    async fn model_cache(
+        &self,
+        model: &ModelVersion,
+        config: &ModelConfig,
+        loaded: Option<&LoadedFiles>,
+    ) -> Option<ModelCache> {
         let shared = self.responses_for(model, config)?;
-        let files = Files { model: model.clone(), config: config.clone(), directory: directory.to_owned() };
-        read_cache(shared, vec![files]).await
-    }
-
-    /// Returns the fingerprint of a version's files, if the server has a response cache.
-    async fn stamp(&self, directory: &Path) -> Option<Stamp> {
-        self.models.shared.response_cache.as_ref()?;
-        let directory = directory.to_owned();
-        blocking::run(move || scan::stamp(&directory)).await.ok()?.ok()
+        read_cache(shared, vec![Files::new(model, config, loaded?)]).await
     }
 
     pub(super) fn responses_for(&self, model: &ModelVersion, config: &ModelConfig) -> Option<Arc<ResponseCache>> {
@@ -376,12 +381,13 @@ fn placements(config: &ModelConfig, version: u64) -> Result<Vec<Placement>, Stri
 /// Returns the response cache of a version; the first entry of `files` is the version itself, the others are its members.
 pub(super) async fn read_cache(shared: Arc<ResponseCache>, files: Vec<Files>) -> Option<ModelCache> {
     let model = files.first().map(|files| files.model.clone());
-    let cache = blocking::run(move || ModelCache::new(shared, &files)).await;
+    let identity = blocking::run(move || identity(&files)).await;
     let unread = |error: &io::Error| {
         let model = model.map(|model| model.to_string()).unwrap_or_default();
         tracing::warn!(model, "response cache disabled for the model: cannot read its files: {error}");
     };
-    cache.unwrap_or_else(|error| Err(io::Error::other(error))).inspect_err(unread).ok()
+    let identity = identity.unwrap_or_else(|error| Err(io::Error::other(error))).inspect_err(unread).ok()?;
+    Some(ModelCache::new(shared, identity))
 }
 
 /// Returns the path of a file that the configuration names, inside the model's directory or a subdirectory.

@@ -17,8 +17,9 @@ use super::checksums;
 use super::{Loader, Settings};
 use crate::launch::{self, backends};
 use crate::scheduler::placement;
-use crate::store::scan::{self, Contents};
+use crate::store::scan::{self, Contents, LoadedFiles, VersionFiles};
 use crate::store::{ModelFiles, Overrides, Stores};
+use pharos_os::blocking;
 use pharos_telemetry::system::Devices;
 
 /// A model that can be loaded.
@@ -164,6 +165,8 @@ impl Configuration {
 #[derive(Clone)]
 pub(super) struct Version {
     pub(super) directory: PathBuf,
+    /// Its environment and its backend, as [`launch::outside`] returns them.
+    pub(super) outside: Vec<PathBuf>,
     pub(super) fingerprint: VersionFingerprint,
 }
 
@@ -200,6 +203,14 @@ impl Loader {
     /// The model cannot be loaded.
     pub(super) fn prepare(&self, model: &str, overrides: Option<&Overrides>) -> Result<Prepared, PrepareError> {
         prepare(&self.settings, &self.stores, model, overrides)
+    }
+
+    /// Returns the files of a version as they are now, if the server has a response cache.
+    pub(super) async fn loaded_files(&self, prepared: &Prepared, version: &Version) -> Option<Arc<LoadedFiles>> {
+        self.models.shared.response_cache.as_ref()?;
+        let model = prepared.model_files.path().to_owned();
+        let files = VersionFiles { model, version: version.directory.clone(), outside: version.outside.clone() };
+        blocking::run(move || LoadedFiles::new(files)).await.ok()?.ok().map(Arc::new)
     }
 }
 
@@ -340,9 +351,11 @@ fn versions_made(
     let parts = configuration.encode_parts();
     let version = |(number, directory): (u64, PathBuf)| {
         let launched = configuration.launched(files.model, (files.directory, &directory));
-        let outside = scan::stamp_of(&launch::outside(&files.settings.program, &launched));
-        let files = Stamp::of(&(shared, files.members, outside, scan::stamp(&directory)?));
-        Ok((number, Version { fingerprint: VersionFingerprint::of_parts(&parts, files), directory }))
+        let outside = launch::outside(&files.settings.program, &launched);
+        let own = VersionFiles { model: files.directory.to_owned(), version: directory, outside };
+        let stamp = Stamp::of(&(files.members, own.stamp_with(shared)?));
+        let VersionFiles { version: directory, outside, .. } = own;
+        Ok((number, Version { fingerprint: VersionFingerprint::of_parts(&parts, stamp), directory, outside }))
     };
     versions.into_iter().map(version).collect()
 }

@@ -67,7 +67,7 @@ fn unloadable_if<'t>(table: &'t Snapshot, name: &'t str, may_end: impl Fn(&Execu
 
 /// Returns whether a model may be unloaded as soon as the requests are answered that it executes now.
 pub(super) fn any_executes(table: &Snapshot) -> bool {
-    let once_answered = |executor: &Executor| executor.running_sequences() == 0;
+    let once_answered = |executor: &Executor| executor.open_sequences() == 0;
     let executes =
         |name: &str| unloadable(table, name).is_none() && unloadable_if(table, name, once_answered).is_some();
     table.demanded.iter().any(|name| executes(name))

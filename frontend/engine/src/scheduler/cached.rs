@@ -102,7 +102,7 @@ impl Driver {
         if !self.caching_stopped.swap(true, Ordering::AcqRel) {
             tracing::warn!(
                 model = %self.model,
-                "a worker has started again with files that have changed since the load of the model: responses of the model and of \
+                "a worker has started with files that have changed since the load of the model began: responses of the model and of \
                  its ensembles are not cached until it is loaded again"
             );
         }

@@ -120,6 +120,12 @@ impl Driver {
         self.turn(now, |state| state.scheduler.end_sequence(id, now));
     }
 
+    /// Ends all sequences after their current requests, since no further request can find them.
+    pub(crate) fn close_sequences(&self) {
+        let now = clock::now();
+        self.turn(now, |state| state.scheduler.close_sequences(now));
+    }
+
     /// Logs that an active sequence was restarted; at most once a second, since any client can cause it.
     pub(super) fn notify_restarted(&self, sequence: &CorrelationId) {
         let held = self.restarts_logged.lock().unwrap_or_else(PoisonError::into_inner).admit(clock::now());

@@ -43,14 +43,14 @@ impl ModelTable {
         drivers().filter(|driver| !needed(&driver.model.name)).for_each(|driver| driver.stop());
         let ensembles = || Unfinished {
             requests: all.iter().filter(|executor| executor.ensemble().is_some()).map(|e| e.unanswered()).sum(),
-            sequences: drivers().filter(|driver| needed(&driver.model.name)).map(|d| d.running_sequences()).sum(),
+            sequences: drivers().filter(|driver| needed(&driver.model.name)).map(|d| d.sequences_to_end()).sum(),
         };
         let mut abort_drain = self.abort_drain.subscribe();
         until_none(ensembles, &abort_drain, give_up).await;
         drivers().for_each(|driver| driver.stop());
         let everything = || Unfinished {
             requests: all.iter().map(|executor| executor.unanswered()).sum(),
-            sequences: drivers().map(|driver| driver.running_sequences()).sum(),
+            sequences: drivers().map(|driver| driver.sequences_to_end()).sum(),
         };
         let left = until_none(everything, &abort_drain, give_up).await;
         drivers().for_each(|driver| driver.give_up());

@@ -97,6 +97,10 @@ impl Members for ModelTable {
         self.snapshot().with_sequence(&step.model, &requested_version(step), id)
     }
 
+    fn begin_sequence(&self, step: &Step, id: &CorrelationId) {
+        self.snapshot().begin_sequence(&step.model, &requested_version(step), id);
+    }
+
     fn has_replaced_members(&self, version: &Serving) -> bool {
         if version.driver().is_some_and(|driver| !driver.may_cache()) {
             return true;

@@ -97,16 +97,32 @@ impl Snapshot {
     /// Returns a replaced version (number `version`, or any if empty) that began the sequence with this id. Returns `None` if the
     /// serving version has begun such a sequence since.
     pub(super) fn with_sequence(&self, name: &str, version: &str, id: &CorrelationId) -> Option<Arc<Serving>> {
-        if id.is_none() || self.ending.is_empty() {
-            return None;
-        }
-        let all = self.ending.get(self.resolve(name).ok()?)?;
+        let mut all = self.ending_with(name, version, id).peekable();
+        all.peek()?;
         let has = |serving: &Arc<Serving>| serving.driver().is_some_and(|driver| driver.has_sequence(id));
         if self.serving(name, version).is_ok_and(|serving| has(&serving)) {
             return None;
         }
+        all.next().cloned()
+    }
+
+    /// Ends the sequence with this id in the replaced versions, because another one begins: it must not be continued if the new one
+    /// ends first.
+    pub(super) fn begin_sequence(&self, name: &str, version: &str, id: &CorrelationId) {
+        for serving in self.ending_with(name, version, id) {
+            if let Some(driver) = serving.driver() {
+                driver.end_sequence(id);
+            }
+        }
+    }
+
+    /// Returns the replaced versions (number `version`, or any if empty) that run the sequence with this id, the last one first.
+    fn ending_with(&self, name: &str, version: &str, id: &CorrelationId) -> impl Iterator<Item = &Arc<Serving>> {
+        let known = !id.is_none() && !self.ending.is_empty();
+        let all = known.then(|| self.resolve(name).ok()).flatten().and_then(|name| self.ending.get(name));
         let matches = |serving: &Arc<Serving>| version.is_empty() || version.parse() == Ok(serving.model.version);
-        all.iter().rev().find(|serving| matches(serving) && has(serving)).cloned()
+        let has = |serving: &Arc<Serving>| serving.driver().is_some_and(|driver| driver.has_sequence(id));
+        all.into_iter().flatten().rev().filter(move |serving| matches(serving) && has(serving))
     }
 
     /// Ends the sequences of a model's replaced versions, because the model is unloaded.
@@ -135,6 +151,9 @@ impl ModelTable {
             if sequences {
                 table.end_sequences(&serving, &executor).await;
             }
+            if let Some(driver) = executor.driver() {
+                driver.close_sequences();
+            }
             let Serving { model, series, files, .. } = (*serving).clone();
             drop(serving);
             // A request in flight holds the executor from the lookup to the answer.
@@ -156,7 +175,7 @@ impl ModelTable {
     async fn end_sequences(&self, serving: &Arc<Serving>, executor: &Arc<Executor>) {
         // The version is held here and in the table, its executor here and by the version.
         let is_held = || Arc::strong_count(serving) > 2 || Arc::strong_count(executor) > 2;
-        while (is_held() || executor.running_sequences() > 0) && self.snapshot().is_ending(serving) {
+        while (is_held() || executor.open_sequences() > 0) && self.snapshot().is_ending(serving) {
             clock::sleep(LOOK).await;
         }
         self.change(|table| {

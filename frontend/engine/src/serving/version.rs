@@ -11,13 +11,14 @@ use pharos::infer::{InferOutput, InferRequest, InferResponse};
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::{Checked, ModelConfig};
-use pharos::repository::{Stamp, VersionFingerprint, not_at_ready_state};
+use pharos::repository::{VersionFingerprint, not_at_ready_state};
 
 use crate::calls::BoxFuture;
 use crate::ensemble::Ensemble;
 use crate::model_memory::MemoryShare;
 use crate::scheduler::Driver;
 use crate::store::ModelFiles;
+use crate::store::scan::LoadedFiles;
 use crate::supervisor::Instances;
 use pharos_os::blocking;
 
@@ -29,9 +30,8 @@ pub(crate) struct Serving {
     pub(crate) series: Arc<ModelSeries>,
     /// The directory of the version.
     pub(crate) directory: PathBuf,
-    /// The fingerprint of the files in this directory before its instances started; `None` for an ensemble and without a response
-    /// cache.
-    pub(crate) stamp: Option<Stamp>,
+    /// The files that determine its responses, when its load began; `None` without a response cache.
+    pub(crate) loaded_files: Option<Arc<LoadedFiles>>,
     /// The class labels of outputs that have or inherit a label file.
     pub(crate) labels: BTreeMap<String, Vec<String>>,
     /// Every request in flight holds it. A replaced version ends when the last reference is dropped.
@@ -98,13 +98,13 @@ impl Executor {
     }
 
     /// Returns the number of sequences that have begun and not ended.
-    pub(crate) fn running_sequences(&self) -> usize {
-        self.driver().map_or(0, |driver| driver.running_sequences())
+    pub(crate) fn open_sequences(&self) -> usize {
+        self.driver().map_or(0, |driver| driver.open_sequences())
     }
 
-    /// Returns whether it has neither requests without an answer nor running sequences.
+    /// Returns whether it has neither requests without an answer nor open sequences.
     pub(crate) fn is_idle(&self) -> bool {
-        self.unanswered() == 0 && self.running_sequences() == 0
+        self.unanswered() == 0 && self.open_sequences() == 0
     }
 
     /// Ends the workers and waits until their processes are gone.

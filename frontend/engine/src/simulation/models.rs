@@ -12,8 +12,10 @@ use pharos::supervisor::{Backoff, RestartPolicy, Settings, Supervisor};
 use pharos::timeline::Instant;
 
 use super::worker::Worker;
-use crate::cache::{Files, ModelCache, ResponseCache};
+use crate::cache::{ModelCache, ResponseCache};
 use crate::scheduler::{Driver, DriverSettings, Limits, Timer, placement, settings};
+use crate::store::identity::{Files, identity};
+use crate::store::scan::{LoadedFiles, VersionFiles};
 
 const TENSORS: &str =
     "input { name: 'IN' data_type: TYPE_UINT64 dims: 1 } output { name: 'OUT' data_type: TYPE_UINT64 dims: 1 }";
@@ -188,8 +190,9 @@ fn model(shared: &Shared, empty: &Path, number: usize, now: Instant) -> Model {
     let config = Arc::new(draft.complete(&Completion { directory: name, ..Completion::default() }).unwrap());
     let version = ModelVersion::new(name, 1);
     let series = shared.metrics.model_loaded(&version, &[]);
-    let files = [Files { model: version, config: (*config).clone(), directory: empty.to_owned() }];
-    let cache = (name == "cached").then(|| ModelCache::new(shared.responses.clone(), &files).unwrap());
+    let files = VersionFiles { model: empty.to_owned(), version: empty.to_owned(), outside: Vec::new() };
+    let identity = identity(&[Files::new(&version, &config, &LoadedFiles::new(files).unwrap())]).unwrap();
+    let cache = (name == "cached").then(|| ModelCache::new(shared.responses.clone(), identity));
     let rated = shared.limits.as_ref().filter(|_| text.contains("rate_limiter"));
     let registration = rated.map(|limits| limits.registration());
     if config.decoupled {

@@ -186,6 +186,8 @@ impl Members for Steps {
         None
     }
 
+    fn begin_sequence(&self, _: &Step, _: &CorrelationId) {}
+
     fn has_replaced_members(&self, _version: &StepModel) -> bool {
         false
     }

@@ -92,22 +92,92 @@ fn read_at_most(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Returns the fingerprint of the files below a directory: names, sizes and modification times. Skips hidden files and Python's
-/// byte code.
+/// The files that determine what a version of a model does, apart from its configuration. A change of one of them requires a new
+/// load.
+#[derive(Clone, Debug)]
+pub(crate) struct VersionFiles {
+    /// The model's directory, which has the files that all versions share.
+    pub(crate) model: PathBuf,
+    /// The version's directory.
+    pub(crate) version: PathBuf,
+    /// The environment and the backend: files, or the directory of an environment.
+    pub(crate) outside: Vec<PathBuf>,
+}
+
+impl VersionFiles {
+    /// Returns the fingerprint of the files. Not comparable with that of another path of an environment or backend.
+    ///
+    /// # Errors
+    /// A directory cannot be read.
+    pub(crate) fn stamp(&self) -> io::Result<Stamp> {
+        self.stamp_with(shared_stamp(&self.model)?)
+    }
+
+    /// Returns the same with the known fingerprint of the shared files, which other versions have too.
+    ///
+    /// # Errors
+    /// As [`VersionFiles::stamp`].
+    pub(crate) fn stamp_with(&self, shared: Stamp) -> io::Result<Stamp> {
+        Ok(Stamp::of(&(shared, stamp_of(&self.outside), stamp(&self.version)?)))
+    }
+}
+
+/// The files of a version and their fingerprint when its load began. The paths of the directories are those that its workers read,
+/// also when they start again: without links.
+#[derive(Debug)]
+pub(crate) struct LoadedFiles {
+    pub(crate) files: VersionFiles,
+    stamp: Stamp,
+}
+
+impl LoadedFiles {
+    /// Reads the fingerprint. Blocks.
+    ///
+    /// # Errors
+    /// A directory cannot be read.
+    pub(crate) fn new(VersionFiles { model, version, outside }: VersionFiles) -> io::Result<Self> {
+        let files = VersionFiles { model: model.canonicalize()?, version: version.canonicalize()?, outside };
+        Ok(Self { stamp: files.stamp()?, files })
+    }
+
+    /// Returns whether the files have changed since then. Blocks.
+    pub(crate) fn have_changed(&self) -> bool {
+        self.files.stamp().ok() != Some(self.stamp)
+    }
+}
+
+/// Returns the fingerprint of the files below a directory, without those that [`is_ignored`] excludes: names, sizes and
+/// modification times.
 ///
 /// # Errors
 /// The directory cannot be read.
 pub(crate) fn stamp(directory: &Path) -> io::Result<Stamp> {
-    stamp_without(directory, |_| false)
+    stamp_below(&entries(directory)?)
 }
 
-/// Returns the fingerprint of the files that all versions of a model share, such as label files and warm-up data. Excludes
-/// configurations, whose parsed contents are compared instead.
+/// Returns the fingerprint of the files that all versions of a model share.
 ///
 /// # Errors
 /// The model's directory cannot be read.
 pub(crate) fn shared_stamp(model: &Path) -> io::Result<Stamp> {
-    stamp_without(model, |name| name == CONFIG || name == CONFIGS || parse_version_directory(name).is_some())
+    stamp_below(&shared(model)?)
+}
+
+/// Returns the files and directories that all versions of a model share, such as label files and warm-up data. Excludes
+/// configurations, whose parsed contents are compared instead. The caller excludes those of [`is_ignored`].
+///
+/// # Errors
+/// The model's directory cannot be read.
+pub(crate) fn shared(model: &Path) -> io::Result<Vec<PathBuf>> {
+    let is_shared = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name != CONFIG && name != CONFIGS && parse_version_directory(&name).is_none()
+    };
+    Ok(entries(model)?.into_iter().filter(is_shared).collect())
+}
+
+fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    fs::read_dir(directory)?.map(|entry| Ok(entry?.path())).collect()
 }
 
 /// Returns the fingerprint of single files.
@@ -119,13 +189,10 @@ pub(crate) fn stamp_of(files: &[PathBuf]) -> Stamp {
     Stamp::of(&files.iter().map(known).collect::<Vec<_>>())
 }
 
-fn stamp_without(directory: &Path, skip: impl Fn(&str) -> bool) -> io::Result<Stamp> {
+fn stamp_below(entries: &[PathBuf]) -> io::Result<Stamp> {
     let mut all = Vec::new();
-    for entry in fs::read_dir(directory)? {
-        let entry = entry?;
-        if !skip(&entry.file_name().to_string_lossy()) {
-            list(&entry.path(), OsString::new(), 0, &mut all)?;
-        }
+    for path in entries {
+        list(path, OsString::new(), 0, &mut all)?;
     }
     all.sort_unstable();
     Ok(Stamp::of(&all))
@@ -136,7 +203,7 @@ type FileStamp = (OsString, u64, i64, i64);
 
 fn list(path: &Path, above: OsString, depth: usize, all: &mut Vec<FileStamp>) -> io::Result<()> {
     let own = path.file_name().unwrap_or_default();
-    if is_hidden(&own.to_string_lossy()) || own == "__pycache__" {
+    if is_ignored(path) {
         return Ok(());
     }
     if depth > DEEPEST {
@@ -173,6 +240,18 @@ fn environment_mark(directory: &Path) -> Option<fs::Metadata> {
     ["pyvenv.cfg", "conda-meta/history"].iter().find_map(|name| fs::metadata(directory.join(name)).ok())
 }
 
+/// Returns whether a path below a model's directory does not belong to the model: hidden files, except environments, and Python's
+/// byte code.
+pub(crate) fn is_ignored(path: &Path) -> bool {
+    let own = path.file_name().unwrap_or_default();
+    own == "__pycache__" || is_hidden(&own.to_string_lossy()) && !is_environment(path)
+}
+
+/// Returns whether a directory is a Python environment.
+pub(crate) fn is_environment(directory: &Path) -> bool {
+    environment_mark(directory).is_some()
+}
+
 /// Returns whether files or directories of this name are skipped.
 pub(crate) fn is_hidden(name: &str) -> bool {
     name.is_empty() || name.starts_with('.')
@@ -192,7 +271,8 @@ pub(crate) fn directories(path: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     Ok(found)
 }
 
-fn unreadable(path: &Path, error: &io::Error) -> io::Error {
+/// Returns the error of reading a path, with the path.
+pub(crate) fn unreadable(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("'{}' cannot be read: {error}", path.display()))
 }
 

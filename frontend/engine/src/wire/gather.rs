@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use pharos::arena::Block;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{CorrelationId, InferInput, InferRequest};
-use pharos::model::{Checked, ControlValues, ModelConfig, Scheduling, TensorSpec};
+use pharos::model::{Checked, ControlValues, ModelConfig, Scheduling, TensorSpec, envelope};
 use pharos::request_trace::Traced;
 use pharos::tensor::{DataType, element_count};
 use pharos::wire::{BatchRequest, Details, Execute, InputBlock, Piece, Placement, Resumed, SequenceStep, ToWorker};
@@ -69,7 +69,8 @@ impl Link {
         let released = self.arenas.outputs.take_released();
         let step = |position: usize| steps.get(position).copied().flatten();
         let requests = parts.iter().enumerate().map(|(position, part)| {
-            let details = details.then(|| Box::new(details_of(config, part)));
+            let given = to_send.steps.get(position).copied().flatten();
+            let details = details.then(|| Box::new(details_of(config, part, given)));
             BatchRequest { details, ..describe(part, step(position)) }
         });
         let requests = requests.collect();
@@ -267,14 +268,17 @@ fn describe(part: &Part, sequence: Option<SequenceStep>) -> BatchRequest {
     BatchRequest { id, rows: rows(part), parameters, sequence, details: None }
 }
 
-/// Returns details that only some backends use.
-fn details_of(config: &ModelConfig, part: &Part) -> Details {
+/// Returns details that only some backends use. A sequence that the server has started has no id except its key, and its first step
+/// the START flag, as in Triton. With an envelope, the backend sees what the client has sent.
+fn details_of(config: &ModelConfig, part: &Part, step: Option<SequenceStep>) -> Details {
     let request = &part.request;
+    let step = step.filter(|_| config.backend != envelope::BACKEND);
+    let started = step.filter(|_| request.correlation_id.is_none());
     let position = |name: &str| config.outputs.iter().position(|output| output.name == name);
     let outputs = request.outputs.iter().filter_map(|output| u16::try_from(position(&output.name)?).ok());
     Details {
-        correlation: request.correlation_id.clone(),
-        start: request.sequence_start,
+        correlation: started.map_or_else(|| request.correlation_id.clone(), |step| CorrelationId::Uint(step.key)),
+        start: step.map_or(request.sequence_start, |step| step.start),
         end: request.sequence_end,
         priority: request.priority,
         timeout_us: request.timeout_us,

@@ -14,7 +14,7 @@ use tonic::{Code, Status};
 use super::failure;
 use super::proto::inference::{PredictionResponse, PredictionsRequest};
 use crate::form::{self, Part};
-use crate::handler_call::{self, HandlerCall};
+use crate::handler_call::{self, HandlerCall, check_size};
 use crate::registry::{InFlight, Version};
 use crate::rest::{EndedSequences, Shared, end_of, enter, first_of, loaded};
 use crate::{Refused, failure as prediction};
@@ -50,7 +50,7 @@ impl<S: Management> Stage<S> {
     /// Passes a request to the engine.
     fn runs(shared: &Shared<S>, request: InferRequest, called: (&str, &str)) -> Result<Self, Status> {
         let refused = |error| status(&prediction::refused(&error, called, || prediction::End::Died));
-        shared.service.stream(request).map(Self::Runs).map_err(refused)
+        shared.stream(request, called).map(Self::Runs).map_err(refused)
     }
 }
 
@@ -126,7 +126,7 @@ impl<S: Management> Call<S> {
         let called = (self.model.as_str(), self.asked_version.as_str());
         loaded(&self.shared, called, (&self.version, self.received)).await.map_err(|refused| status(&refused))?;
         if let Stage::Waits(request) = std::mem::replace(&mut self.stage, Stage::Ended) {
-            match self.shared.service.stream(*request) {
+            match self.shared.stream(*request, (&self.model, &self.asked_version)) {
                 Ok(responses) => self.stage = Stage::Runs(responses),
                 Err(error) => return Err(self.failed(&error).await),
             }
@@ -173,7 +173,11 @@ impl<S: Management> Call<S> {
         if empty && answer.is_ok() {
             return None;
         }
-        let part = match answer.and_then(handler_call::answer) {
+        let most = self.shared.settings.max_response_size;
+        let part = match answer
+            .and_then(handler_call::answer)
+            .and_then(|answer| check_size(&answer.body, most).map(|()| answer))
+        {
             Ok(answer) => {
                 if let Some(ended) = EndedSequences::of(&self.shared, &self.version) {
                     ended.close(&answer.headers);

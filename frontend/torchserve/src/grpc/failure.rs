@@ -3,7 +3,7 @@
 
 use std::error::Error;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use http::Response;
 use pharos::error::Reason;
@@ -25,8 +25,30 @@ pub(super) fn with_code(code: Code, refused: &Refused) -> Status {
 
 /// Returns the reason of a response that a status ended; `None` if the status is not one of these.
 pub(super) fn reason_of<B>(response: &Response<B>) -> Option<Reason> {
-    let status = response.extensions().get::<Status>()?;
+    cause_of(response.extensions().get()?)
+}
+
+/// Returns the reason of a status; `None` if the status is not one of these.
+fn cause_of(status: &Status) -> Option<Reason> {
     status.source()?.downcast_ref::<Cause>().map(|cause| cause.0)
+}
+
+/// The reason for which a stream of responses fails: trailers have only the code. An extension of the response to the call.
+#[derive(Clone, Debug, Default)]
+pub(super) struct StreamFailure(Arc<OnceLock<Reason>>);
+
+impl StreamFailure {
+    /// Notes the reason of the status that ends the stream.
+    pub(super) fn note(&self, status: &Status) {
+        if let Some(reason) = cause_of(status) {
+            self.0.get_or_init(|| reason);
+        }
+    }
+
+    /// Returns the reason; `None` if the stream has not failed or its status has no reason.
+    pub(super) fn reason(&self) -> Option<Reason> {
+        self.0.get().copied()
+    }
 }
 
 /// The reason of a refusal, as the source of its status.

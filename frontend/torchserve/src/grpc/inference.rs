@@ -3,12 +3,13 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use futures_util::StreamExt;
+use futures_util::{StreamExt as _, TryStreamExt as _};
 use pharos::service::Management;
 use tonic::codegen::tokio_stream::Stream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::call::{Call, Caller};
+use super::failure::StreamFailure;
 use super::proto::inference::inference_ap_is_service_server::InferenceApIsService;
 use super::proto::inference::{PredictionResponse, PredictionsRequest, TorchServeHealthResponse};
 use super::sequences;
@@ -60,7 +61,7 @@ impl<S: Management> InferenceApIsService for Inference<S> {
         let timing = self.0.timing.of(request.metadata().as_ref());
         let caller = self.caller(&request, &timing);
         let call = Call::begin(&self.0, request.into_inner(), (true, caller))?;
-        Ok(traced(timing, call.parts().boxed()))
+        Ok(streamed(timing, call.parts()))
     }
 
     type StreamPredictions2Stream = Parts;
@@ -71,13 +72,20 @@ impl<S: Management> InferenceApIsService for Inference<S> {
     ) -> Result<Response<Parts>, Status> {
         let timing = self.0.timing.of(request.metadata().as_ref());
         let caller = self.caller(&request, &timing);
-        Ok(traced(timing, sequences::answers(self.0.clone(), request.into_inner(), caller).boxed()))
+        Ok(streamed(timing, sequences::answers(self.0.clone(), request.into_inner(), caller)))
     }
 }
 
-/// Returns a streamed answer with the client's `traceparent`. The times of its requests are not known when the stream begins.
-fn traced(timing: AnswerTiming, parts: Parts) -> Response<Parts> {
-    let mut response = Response::new(parts);
+/// Returns a streamed answer with the client's `traceparent`, and with the reason for which the stream fails. The times of its
+/// requests are not known when the stream begins.
+fn streamed(
+    timing: AnswerTiming,
+    parts: impl Stream<Item = Result<PredictionResponse, Status>> + Send + 'static,
+) -> Response<Parts> {
+    let failure = StreamFailure::default();
+    let noted = failure.clone();
+    let mut response = Response::new(parts.inspect_err(move |status| noted.note(status)).boxed());
     timing.add_to(response.metadata_mut().as_mut(), None);
+    response.extensions_mut().insert(failure);
     response
 }

@@ -1,5 +1,7 @@
-//! TorchServe's gRPC ports: predictions and the v2 protocol on one port, model management on another.
+//! TorchServe's gRPC ports: predictions and the v2 protocol on one port, model management on another. Every call is written to the
+//! access log once, in TorchServe's format.
 
+mod accounting;
 mod call;
 mod failure;
 mod inference;
@@ -9,7 +11,6 @@ mod sequences;
 
 use std::convert::Infallible;
 use std::future::Future;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -18,23 +19,24 @@ use std::time::Duration;
 use http::{Request, Response};
 use pharos::error::Reason;
 use pharos::service::{Management, Protocol, Route};
-use pharos::timeline::Instant;
 use tonic::body::Body;
 use tonic::service::Routes;
 use tonic::{Code, Status};
 
+use self::accounting::CallEnd;
 use self::inference::Inference;
 use self::management::ManagementService;
 use super::Settings;
 use super::guard::{Denied, NO_MODEL_API, RequiredAccess, purpose};
-use super::rest::{BODY_TIMEOUT, Shared, V2Gate};
+use super::rest::{AccessLog, BODY_TIMEOUT, Shared, V2Gate};
 use super::token::{FAILED, Purpose};
 use pharos_listener::access::DeniedAnswer;
 use pharos_listener::access::routes::class;
 use pharos_listener::answering::{Account, Calls};
 use pharos_listener::receiving::grpc::{Limits, MessageTimeout, bounds_of, received as bounded};
+use pharos_listener::request_log::LoggedByPort;
 use pharos_listener::{Peer, RequestBody};
-use pharos_listener::{load_report, request_log, routing};
+use pharos_listener::{load_report, routing};
 use pharos_os::clock;
 
 /// The generated messages and services.
@@ -171,9 +173,9 @@ impl<S: Management, D: KserveGrpc> tower::Service<Request<RequestBody>> for Port
     }
 
     fn call(&mut self, mut request: Request<RequestBody>) -> Self::Future {
+        let logged = log(&mut request);
         let path = request.uri().path().to_owned();
-        let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
-        let (shared, received) = (self.shared.clone(), clock::now());
+        let shared = self.shared.clone();
         let is_own = routes::is_own(&path);
         let route = routes::of_path(&path);
         let (budget, limits) = bounds_of(route, (&shared.budget, limits(&shared.settings)));
@@ -183,6 +185,7 @@ impl<S: Management, D: KserveGrpc> tower::Service<Request<RequestBody>> for Port
         // The v2 protocol's edge counts its answers itself.
         let reported = is_own && refused.is_none() && load_report::requested(route, request.headers()).is_some();
         let count = (is_own || refused.is_some()).then(|| Account::new(Calls(shared.service.clone()), route));
+        let end = CallEnd { count, refused, logged };
         let answer: Answering = match (denied, &mut self.services) {
             (Some((status, _)), _) => Box::pin(std::future::ready(Ok(status.into_http()))),
             (None, Services::Inference(both)) if is_own => both.0.call(bounded(request, bounds, timeout)),
@@ -196,13 +199,7 @@ impl<S: Management, D: KserveGrpc> tower::Service<Request<RequestBody>> for Port
             }
         };
         Box::pin(async move {
-            let response = answer.await?;
-            let code = code(&response);
-            if let Some(count) = count {
-                let failed = || failure::reason_of(&response).unwrap_or_else(|| reason(code));
-                count.end(code as u16, refused.or_else(|| (code != Code::Ok).then(failed)));
-            }
-            log((peer, &path), code, received);
+            let response = end.with(answer.await?);
             if reported {
                 // The model is in the message, so this is the report of the server.
                 let reported = load_report::in_trailers(response, move || shared.service.load_report("", ""));
@@ -238,29 +235,14 @@ impl<S: Management, D> Port<S, D> {
     }
 }
 
-fn code(response: &Response<Body>) -> Code {
-    response.headers().get("grpc-status").map_or(Code::Ok, |code| Code::from_bytes(code.as_bytes()))
-}
-
-fn reason(code: Code) -> Reason {
-    match code {
-        Code::PermissionDenied => Reason::Unauthenticated,
-        Code::NotFound => Reason::UnknownModel,
-        Code::InvalidArgument => Reason::Invalid,
-        Code::Unavailable => Reason::NotReady,
-        Code::Unimplemented => Reason::Unsupported,
-        _ => Reason::Backend,
-    }
-}
-
-fn log((peer, path): (Option<SocketAddr>, &str), code: Code, received: Instant) {
-    if !request_log::is_enabled() {
-        return;
-    }
-    let peer = peer.map_or_else(|| "0.0.0.0".to_owned(), |peer| peer.to_string());
-    let ms = (clock::now() - received).as_millis();
-    let method = path.strip_prefix('/').unwrap_or(path);
-    request_log::answered_line(&format!("/{peer} \"gRPC {method} HTTP/2.0\" {} {ms}", code as i32));
+/// Returns the line of a call in the access log, and marks the call so that the v2 protocol's edge does not log it too.
+fn log(request: &mut Request<RequestBody>) -> Option<AccessLog> {
+    let (path, received) = (request.uri().path(), clock::now());
+    let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
+    let what = || format!("gRPC {} HTTP/2.0", path.strip_prefix('/').unwrap_or(path));
+    let logged = AccessLog::new((Protocol::Grpc, peer, received), what)?;
+    request.extensions_mut().insert(LoggedByPort);
+    Some(logged)
 }
 
 #[cfg(test)]

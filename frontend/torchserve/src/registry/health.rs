@@ -30,7 +30,8 @@ impl<S: Management> Registry<S> {
         }
         let retry_window = Duration::from_secs(deployment.max_retry_timeout.into());
         // While the number of workers grows, those that have not started yet do not count as lost.
-        healthy_workers(&workers, retry_window, clock::now()) >= wanted.min(workers.len())
+        let needed = if version.is_load_ended() { wanted } else { wanted.min(workers.len()) };
+        healthy_workers(&workers, retry_window, clock::now()) >= needed
     }
 }
 

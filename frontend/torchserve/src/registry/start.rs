@@ -25,7 +25,9 @@ impl<S: Management> Registry<S> {
                     version.keep_starting(self);
                     defaults.extend(default.then(|| (version.name.clone(), version.text.clone())));
                 }
-                Err(refused) if self.restores() => return Err(snapshot::refused(&named, &refused.message)),
+                Err(refused) if self.settings.snapshot.is_some() => {
+                    return Err(snapshot::refused(&named, &refused.message));
+                }
                 Err(refused) => tracing::error!("failed to register {url}: {refused}"),
             }
         }
@@ -37,11 +39,6 @@ impl<S: Management> Registry<S> {
         Ok(())
     }
 
-    /// Whether a snapshot determines the registered models.
-    fn restores(&self) -> bool {
-        !self.settings.snapshot.is_empty()
-    }
-
     /// Returns the URL and parameters of each model, and whether it is the default version.
     fn at_start(&self) -> Vec<(String, RegistrationParameters, bool)> {
         let settings = &self.settings;
@@ -50,8 +47,11 @@ impl<S: Management> Registry<S> {
             at_start: true,
             ..RegistrationParameters::default()
         };
-        if self.restores() {
-            return settings.snapshot.iter().filter_map(of_snapshot).collect();
+        if let Some(snapshot) = &settings.snapshot {
+            if snapshot.is_empty() {
+                tracing::warn!("model_snapshot has no models: none is registered at the start");
+            }
+            return snapshot.iter().filter_map(of_snapshot).collect();
         }
         match &settings.load_models {
             LoadModels::None => Vec::new(),

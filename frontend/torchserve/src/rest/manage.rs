@@ -117,7 +117,8 @@ pub(super) async fn register<S: Management>(
     if !shared.settings.model_api {
         return Err(answer::wrong_method());
     }
-    let is_json = head.header("content-type").split(';').next().is_some_and(|media| media.trim() == "application/json");
+    let is_json = |media: &str| media.trim().eq_ignore_ascii_case("application/json");
+    let is_json = head.header("content-type").split(';').next().is_some_and(is_json);
     let said = if is_json { from_json(shared, body).await? } else { Registration::of_query(head) };
     let wait = said.synchronous.unwrap_or(true);
     let (url, wanted) = said.into_parts()?;

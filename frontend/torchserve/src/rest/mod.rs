@@ -1,7 +1,9 @@
 //! TorchServe's REST API: three listeners, or fewer if addresses are equal. Every response gets an id, is counted once and is
-//! written to the access log.
+//! written to the access log once; a streamed response when it ends.
 
+mod access_log;
 mod answer;
+mod body_end;
 mod describe;
 mod ended;
 mod manage;
@@ -34,12 +36,13 @@ use pharos_listener::answering::{Account, Gate as _};
 use pharos_listener::http_service::Handle;
 use pharos_listener::load_report::Requested;
 use pharos_listener::receiving::Budget;
-use pharos_listener::request_log;
 use pharos_listener::response_timing::ResponseTiming;
 use pharos_listener::routing::Routes;
 use pharos_os::clock;
 use pharos_os::event_loops::EventLoops;
 
+pub(super) use access_log::AccessLog;
+pub(super) use body_end::{BodyEnd, ObservedBody};
 pub(super) use describe::descriptions;
 pub(super) use ended::EndedSequences;
 pub(super) use manage::Registration;
@@ -129,7 +132,10 @@ impl<S: Management> Handle for Port<S> {
             id: self.shared.ids.next(),
             received: clock::now(),
         };
-        let path = head.uri.path();
+        let RequestHead { method, uri, version, received, .. } = &head;
+        let what = || format!("{method} {uri} {version:?}");
+        let logged = AccessLog::new((Protocol::Http, head.peer(), *received), what);
+        let path = uri.path();
         let mut response = match endpoint(self.apis, &head.method, path) {
             Endpoint::Kserve => self.answer_v2(&head, body).await,
             // Binary tensors behind the JSON cannot be passed to a handler; the v2 edge takes them.
@@ -139,17 +145,18 @@ impl<S: Management> Handle for Port<S> {
             endpoint => self.answer_own(endpoint, &head, body).await,
         };
         answer::finish(&mut response, &head, &self.shared.settings.cors);
-        Self::log(&head, response.status().as_u16());
-        Ok(response)
+        let Some(logged) = logged else { return Ok(response) };
+        let status = response.status().as_u16();
+        Ok(body_end::at_end(response, method, move |_| logged.answered(status)))
     }
 }
 
 impl<S: Management> Port<S> {
-    /// Checks access to a TorchServe endpoint, executes the request and counts the response.
+    /// Checks access to a TorchServe endpoint, executes the request and counts the response, a streamed one when it ends.
     async fn answer_own(&self, endpoint: Endpoint, head: &RequestHead, body: Body) -> Response {
         let route = endpoint.route();
         let gate = V2Gate(self.shared.clone());
-        let count = Account::new(&gate, route);
+        let count = Account::new(gate.clone(), route);
         if let Some((response, reason)) = self.denied(&endpoint, head) {
             count.end(response.status().as_u16(), Some(reason));
             return response;
@@ -161,8 +168,8 @@ impl<S: Management> Port<S> {
         if let Some(requested) = Requested::of(route, &head.headers, &head.uri) {
             requested.add_to(&mut response, |model, version| gate.load_report(model, version));
         }
-        count.end(response.status().as_u16(), reason);
-        response
+        let status = response.status().as_u16();
+        body_end::at_end(response, &head.method, move |failed| count.end(status, reason.or(failed)))
     }
 
     /// Returns the refusal of a request that is denied or has no matching endpoint.
@@ -203,15 +210,5 @@ impl<S: Management> Port<S> {
             Endpoint::Kserve | Endpoint::NotFound => Err(answer::not_found()),
             Endpoint::WrongMethod => Err(answer::wrong_method()),
         }
-    }
-
-    fn log(head: &RequestHead, status: u16) {
-        if !request_log::is_enabled() {
-            return;
-        }
-        let RequestHead { method, uri, version, received, .. } = head;
-        let peer = head.peer().map_or_else(|| "0.0.0.0".to_owned(), |peer| peer.to_string());
-        let ms = (clock::now() - *received).as_millis();
-        request_log::answered_line(&format!("/{peer} \"{method} {uri} {version:?}\" {status} {ms}"));
     }
 }

@@ -15,12 +15,12 @@ use pharos::timeline::{Instant, Timeline};
 use serde_json::Value;
 
 use super::ended::EndedSequences;
-use super::streaming::{Parts, check_size};
+use super::streaming::Parts;
 use super::{Port, RequestHead, Shared, answer, openapi};
 use crate::Refused;
 use crate::failure::{self, End};
 use crate::form::{self, Part};
-use crate::handler_call::{self, HandlerCall};
+use crate::handler_call::{self, HandlerCall, check_size};
 use crate::registry::{InFlight, Version};
 use crate::routes::Target;
 use pharos_listener::receiving::body::{self, Read};
@@ -63,7 +63,7 @@ pub(super) async fn predict<S: Management>(
     request.trace = timing.trace();
     request.tenant = tenants::of(&shared.service, &head.headers, &head.extensions);
     let answered = async {
-        let mut responses = shared.service.stream(request)?;
+        let mut responses = shared.stream(request, called)?;
         let first = first_of(&mut responses, &version, head.received).await?;
         let first = first.ok_or_else(|| InferError::internal("The model returned no response."))?;
         let ended = EndedSequences::of(&port.shared, &version);
@@ -79,6 +79,23 @@ pub(super) async fn predict<S: Management>(
             let end = end_of(shared, &error, &version, head.received).await;
             Err(failure::refused(&error, called, || end))
         }
+    }
+}
+
+impl<S: Management> Shared<S> {
+    /// Passes a request to the engine, with the model and the version that the client named.
+    ///
+    /// # Errors
+    /// As [`pharos::service::Service::stream`], or the version was unregistered since it was found.
+    pub(crate) fn stream(
+        &self,
+        request: InferRequest,
+        (model, version): (&str, &str),
+    ) -> Result<S::Responses, InferError> {
+        self.service.stream(request).map_err(|error| match self.registry.find(model, version) {
+            Ok(_) => error,
+            Err(unregistered) => InferError::new(ErrorCode::NotFound, Reason::UnknownModel, unregistered.message),
+        })
     }
 }
 

@@ -9,7 +9,7 @@ use pharos::error::InferError;
 use pharos::service::{Management, Responses, Streamed};
 
 use super::ended::EndedSequences;
-use crate::handler_call::{self, Answer};
+use crate::handler_call::{self, Answer, check_size};
 use crate::registry::InFlight;
 
 /// The body of a streamed response.
@@ -69,13 +69,4 @@ impl<R: Responses, S: Management> http_body::Body for Parts<R, S> {
             }
         }
     }
-}
-
-/// Fails if a body exceeds the limit.
-pub(super) fn check_size(body: &Bytes, most: u64) -> Result<(), InferError> {
-    if body.len() as u64 <= most {
-        return Ok(());
-    }
-    let size = body.len();
-    Err(InferError::internal(format!("the answer has {size} bytes; max_response_size allows {most}")))
 }

@@ -69,13 +69,13 @@ impl Reader<'_> {
             sequence_headers: ["id", "start", "end"].map(|part| self.sequence_header(part)),
             model_store: self.text("model_store").map(PathBuf::from),
             load_models: LoadModels::parse(self.text("load_models").unwrap_or_default()),
-            snapshot: self.models("model_snapshot")?,
+            snapshot: self.text("model_snapshot").is_some().then(|| self.models("model_snapshot")).transpose()?,
             models: self.models("models")?,
             allowed_urls: self.allowed_urls()?,
             install_requirements: self.flag("install_py_dep_per_model", false),
             configured_workers: self.number("default_workers_per_model", 0)?,
             gpus,
-            job_queue_size: self.number("job_queue_size", 100)?,
+            job_queue_size: self.queue_size()?,
             default_response_timeout: self.number("default_response_timeout", 120)?,
             default_startup_timeout: self.number("default_startup_timeout", 120)?,
             default_handler: self.text("default_service_handler").map(str::to_owned),
@@ -101,6 +101,13 @@ impl Reader<'_> {
             grpc_management,
             grpc_management_age,
         })
+    }
+
+    fn queue_size(&mut self) -> Result<u32, String> {
+        match self.number("job_queue_size", 100)? {
+            0 => Err(format!("job_queue_size=0: allowed are whole numbers from 1 to {}", u32::MAX)),
+            size => Ok(size),
+        }
     }
 
     /// Returns the address of metrics; `None` if `enable_metrics_api` disables it.

@@ -72,7 +72,7 @@ fn reads_properties_of_model_versions() {
     let model = &slow.model;
     assert_eq!((model.min_workers, model.batch_size, model.response_timeout), (Some(2), Some(4), None));
     assert!(slow.default_version && settings.model_properties("slow", "2.0").is_none());
-    assert_eq!(settings.snapshot.first().and_then(|said| said.mar_name.as_deref()), Some("m.mar"));
+    assert_eq!(settings.snapshot.as_ref().and_then(|all| all.first()?.mar_name.as_deref()), Some("m.mar"));
     let texts: Vec<&str> = notes.iter().map(|noted| noted.text.as_str()).collect();
     let parts = [
         "'slow' 1.0: responseTimeout is -1; allowed are whole numbers from 0 to 4294967295; ignored",
@@ -86,6 +86,7 @@ fn reads_properties_of_model_versions() {
         ("models={", "models is not valid JSON"),
         ("models=[]", "models is not a JSON object"),
         ("model_snapshot={}", "no object 'models'"),
+        ("job_queue_size=0", "allowed are whole numbers from 1 to 4294967295"),
     ] {
         let error = read(text).map(drop).unwrap_err();
         assert!(error.contains(part), "{error}");

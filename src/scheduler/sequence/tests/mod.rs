@@ -4,6 +4,7 @@
 mod backlog;
 mod limits;
 mod overlap;
+mod unsent;
 mod world;
 
 use super::*;
@@ -299,17 +300,6 @@ fn sequences_of_a_lost_instance_are_never_continued() {
     bench.at(IDLE);
     bench.send(&["a"]);
     bench.check(["10 SequenceNotStarted"]);
-}
-
-#[test]
-fn a_batch_that_was_not_sent_ends_its_sequences() {
-    let mut bench = Bench::new(direct(), 1);
-    bench.send(&["(a", "a", "(b)"]);
-    bench.check(["1: (1 (3)"]);
-    bench.scheduler.batch_unsent(ONE, bench.now);
-    bench.check(["2 SequenceLost", "1 ended [1]"]);
-    bench.send(&["a", "(a"]);
-    bench.check(["4 SequenceLost", "1: (5"]);
 }
 
 #[test]

@@ -1,5 +1,5 @@
-"""Reschedules a request until it has been executed as often as its input says, and returns the number of executions. A
-decoupled model sends a response for each execution."""
+"""Reschedules a request until it has been executed as often as its input says, and returns the number of executions, which it counts
+by the sequence that the server has started for the request. A decoupled model sends a response for each execution."""
 
 import json
 
@@ -20,7 +20,12 @@ class TritonPythonModel:
 
     def step(self, request):
         wanted = request.inputs()[0].as_numpy()
-        times = self.times[request.request_id()] = self.times.get(request.request_id(), 0) + 1
+        sequence = request.correlation_id()
+        times = self.times[sequence] = self.times.get(sequence, 0) + 1
+        starts = bool(request.flags() & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START)
+        if starts != (times == 1):
+            error = pb_utils.TritonError(f"START is {starts} in execution {times} of the sequence {sequence}")
+            return pb_utils.InferenceResponse(error=error)
         again = times < wanted.flat[0]
         if again:
             request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
