@@ -31,7 +31,7 @@ use pharos::wire::access::CHECK_ACCESS;
 use pharos::wire::fork_server::FORK_SERVER;
 use pharos::wire::regions::PROBE;
 use pharos::wire::sandbox::{CHECK, SANDBOX};
-use pharos::wire::{Load, ToFrontend, ToWorker, VERSION};
+use pharos::wire::{Load, Loaded, ToFrontend, ToWorker, VERSION};
 use pharos_backend::runtime::{Reader, Sender, SessionParts, connect, map, wire_error};
 use pharos_backend::{Create, Metrics, Runtime, load_error};
 
@@ -192,11 +192,11 @@ fn answer(
     let loaded = opened.and_then(|(runtime, regions)| {
         Ok((instance(&load, (runtime.clone(), regions.clone()), backends)?, runtime, regions))
     });
-    let (mut instance, runtime, regions) = match loaded {
+    let ((mut instance, loaded), runtime, regions) = match loaded {
         Ok(loaded) => loaded,
         Err(error) => return sender.send(&ToFrontend::LoadFailed(wire_error(error).message)),
     };
-    sender.send(&ToFrontend::Loaded(instance.loaded()))?;
+    sender.send(&ToFrontend::Loaded(loaded))?;
     let (connection, cuda) = (&runtime.session().connection, regions.cuda());
     while let Some(frame) = connection.receive()? {
         match frame {
@@ -240,11 +240,12 @@ fn instance(
     load: &Load,
     (runtime, regions): (Runtime, Arc<ClientRegions>),
     backends: &Registry,
-) -> Result<Instance, InferError> {
+) -> Result<(Instance, Loaded), InferError> {
     let mut instance = Instance::load(load, runtime.clone(), regions, backends)?;
+    let loaded = instance.loaded();
     let started = instance.take_readiness().map_or(Ok(()), |readiness| runtime.answer_readiness(readiness));
     started.map_err(|error| load_error(format!("the worker cannot start a thread: {error}")))?;
-    Ok(instance)
+    Ok((instance, loaded))
 }
 
 /// Maps the shared memory and opens the metrics.

@@ -14,6 +14,7 @@ import tritonclient.grpc
 from tritonclient.grpc import service_pb2
 
 from harness.processes import held
+from harness.server import total
 from harness.statistics import dispatched, until_dispatched
 from harness.waiting import DEADLINE_S, eventually
 from torchserve.home import HOST, INFERENCE, MANAGEMENT, Home, body, call, has_worker, message
@@ -164,7 +165,8 @@ def test_a_rest_stream_whose_client_disconnects_is_logged(home):
         with held(home, "streams"):
             connection.close()
             expected.check("400", "CANCELLED", 499)
-    assert home.predict("streams", b"0") == (200, b"end")
+    executing = lambda: total(home.scrape(), "pharos_model_executing_requests", model="streams")  # noqa: E731
+    eventually("the cancelled request has ended", lambda: executing() == 0)
 
 
 @pytest.mark.parametrize("method", ["Predictions", "StreamPredictions"])

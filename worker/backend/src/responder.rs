@@ -68,7 +68,7 @@ impl Responder {
     /// last. For a decoupled model, waits while the client has too many unread responses.
     ///
     /// # Errors
-    /// [`InferError::cancelled`] if the request is cancelled. Also fails if the request has had its last response, if there is no
+    /// [`InferError::cancelled`] if the request is cancelled, which the last response ends nevertheless. Also fails if the request has had its last response, if there is no
     /// memory for the response, or if an output occurs twice; nothing is sent then.
     pub fn respond(&self, reply: Reply, last: bool) -> Result<(), InferError> {
         let output_start = clock::now();
@@ -81,7 +81,8 @@ impl Responder {
         let ends_only = last && reply.error.is_some();
         if self.decoupled {
             if !ends_only {
-                self.session.connection.wait_for_credit(self.place)?;
+                let credit = self.session.connection.wait_for_credit(self.place);
+                credit.inspect_err(|_| drop(last.then(|| self.finish())))?;
             }
             return self.send(reply, last, output_start);
         }

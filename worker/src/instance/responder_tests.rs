@@ -285,6 +285,23 @@ fn a_detached_request_waits_for_its_client_and_can_be_cancelled() {
 }
 
 #[test]
+fn the_last_response_of_a_cancelled_request_ends_it() {
+    let mut frontend = start(What::Keep, true);
+    frontend.execute(1, b"x");
+    assert_eq!(frontend.done().open, [0]);
+    let (responder, input) = frontend.kept.recv().unwrap();
+    for _ in 0..CREDITS {
+        responder.respond(passed_on(&input), false).unwrap();
+        assert!(!frontend.response().last);
+    }
+    frontend.send(&ToWorker::CancelRequest(1, 0));
+    let refused = responder.respond(passed_on(&input), true).unwrap_err();
+    assert_eq!(refused.code, ErrorCode::Cancelled);
+    let end = frontend.response();
+    assert!(end.last && end.empty && responder.ended());
+}
+
+#[test]
 fn content_too_long_for_a_message_is_refused_without_other_effects() {
     let mut frontend = start(What::Keep, false);
     let file = || vec![("file:1/model.bin".to_owned(), vec![0; pharos::wire::MAX_FRAME])];
