@@ -100,9 +100,11 @@ impl InferRequest {
     }
 
     /// Returns whether the response cache may answer the request and store its response. A client's shared memory may change
-    /// between the look-up and the execution, and the response to a step of a sequence depends on the steps before it.
+    /// between the look-up and the execution, and the response to a step of a sequence depends on the steps before it. The key has
+    /// neither of the flags of sequences, which models without sequences can see too.
     pub fn is_cacheable(&self) -> bool {
-        self.correlation_id.is_none() && !self.uses_regions()
+        let is_step = !self.correlation_id.is_none() || self.sequence_start || self.sequence_end;
+        !is_step && !self.uses_regions()
     }
 }
 

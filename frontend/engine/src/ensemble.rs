@@ -21,7 +21,7 @@ use pharos::error::{InferError, Reason};
 use pharos::id::{CorrelationId, ModelVersion, TenantId};
 use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::cache::Cache;
-use pharos::metrics::record::{self, EnsembleDone};
+use pharos::metrics::record::{self, EnsembleDone, MissTimes};
 use pharos::metrics::series::ModelSeries;
 use pharos::model::{Checked, ModelConfig, Scheduling};
 use pharos::request_trace::Traced;
@@ -102,6 +102,9 @@ pub(crate) trait Members: Send + Sync + Sized + 'static {
 
 /// A request whose steps have run, and the response.
 type Ran<M> = Result<(EnsembleRequest<M>, InferResponse), InferError>;
+
+/// As [`Ran`], with the times of the response cache that did not have the response. They are recorded for clients that still wait.
+type Missed<M> = Result<(EnsembleRequest<M>, InferResponse, Option<MissTimes>), InferError>;
 
 /// An ensemble to execute, and the source of its members.
 pub(crate) struct Target<'a, M: Members> {
@@ -217,12 +220,15 @@ pub(crate) fn infer<M: Members>(
             request.timeline.queue_start = clock::now();
         }
         let run = match miss {
-            None => run(&target, request).await,
+            None => run(&target, request).await.map(|(request, response)| (request, response, None)),
             Some(miss) if miss.leads() => in_task(run_and_store(&target, request, miss)).await,
             Some(miss) => run_and_store(&target, request, miss).await,
         };
-        let (request, mut response) = run.map_err(|error| unanswered.failed(error))?;
+        let (request, mut response, missed) = run.map_err(|error| unanswered.failed(error))?;
         unanswered.answered = true;
+        if let Some(times) = missed {
+            record_miss(version.series(), times, &mut response);
+        }
         record_success(&request, &checked, &response.timeline);
         // An ensemble executes each request on its own.
         response.timeline.batch_size = checked.batch_size.max(1);
@@ -238,29 +244,28 @@ fn run_and_store<M: Members>(
     target: &Target<'_, M>,
     request: InferRequest,
     miss: Miss,
-) -> impl Future<Output = Ran<M>> + Send + use<M> {
+) -> impl Future<Output = Missed<M>> + Send + use<M> {
     let (members, version) = (Arc::clone(target.members), Arc::clone(target.version));
     async move {
         let not_found = || InferError::internal("a model is not an ensemble");
         let ensemble = version.ensemble().ok_or_else(not_found)?;
         let target = Target { members: &members, version: &version, ensemble };
-        let (request, mut response) = run(&target, request).await?;
-        if let Some(cache) = &ensemble.cache {
+        let (request, response) = run(&target, request).await?;
+        let times = ensemble.cache.as_ref().map(|cache| {
             // The key is that of the members with which the ensemble was loaded. A replaced member serves before the ensemble is
             // loaded again.
-            let times = match members.has_replaced_members(&version) {
+            match members.has_replaced_members(&version) {
                 true => miss.pass_on(&response),
                 false => cache.store(miss, &response),
-            };
-            record_miss(version.series(), times, &mut response);
-        }
-        Ok((request, response))
+            }
+        });
+        Ok((request, response, times))
     }
 }
 
 /// Runs a request for whose response others wait. They need not wait for this request's client: as a step of a decoupled ensemble,
 /// its future is polled only while that client reads. Dropping the returned future cancels the request.
-async fn in_task<M: Members>(request: impl Future<Output = Ran<M>> + Send + 'static) -> Ran<M> {
+async fn in_task<M: Members>(request: impl Future<Output = Missed<M>> + Send + 'static) -> Missed<M> {
     let mut task = JoinSet::new();
     task.spawn(request);
     let ended = task.join_next().await.and_then(Result::ok);

@@ -153,12 +153,13 @@ def test_irrelevant_differences_hit(cached):
     names = [{"name": "OUTPUT0"}, {"name": "OUTPUT1"}]
     base = simple(outputs=names, parameters={"a": 1, "b": 2})
     turned = {"inputs": base["inputs"][::-1], "outputs": names[::-1], "parameters": {"b": 2, "a": 1}}
-    for request in (base, turned, {**base, "id": "x"}, {**base, "parameters": {"a": 1, "b": 2, "timeout": 9_000_000}}):
+    others = [{**base, "parameters": {"a": 1, "b": 2, **more}} for more in ({"timeout": 9_000_000}, {"priority": 1})]
+    for request in (base, turned, {**base, "id": "x"}, *others):
         got = answer(server, "simple", request)
         assert [output["name"] for output in got["outputs"]] == ["OUTPUT0", "OUTPUT1"]
     binary_output = [{"name": name, "parameters": {"binary_data": True}} for name in ("OUTPUT0", "OUTPUT1")]
     assert server.ask("POST", "/v2/models/simple/infer", json.dumps({**base, "outputs": binary_output}))[0] == 200
-    assert hits(server, "simple") == (4, 1)
+    assert hits(server, "simple") == (5, 1)
 
 
 def test_without_a_cache_the_model_works(cached, start, tmp_path):
@@ -291,7 +292,7 @@ def test_order_is_kept_with_hits(cached):
 
 
 def test_a_random_load_counts_every_request_once(cached):
-    """With many threads, few different requests and a killed instance, answers are correct and hits plus misses are complete."""
+    """With many threads and few different requests, answers are correct and hits plus misses are complete."""
     server = cached(["simple"], LOCAL + ",single_flight=true")
 
     def ask(n):
@@ -379,6 +380,8 @@ def test_redis_password_database_and_ttl(cached, tmp_path):
             answer(server, "simple", simple())
             stored(redis, 1)
         assert hits(server, "simple") == (1, 1) and "secret" not in server.log.read_text()
+        (key,) = redis.keys()
+        assert re.fullmatch(rb":(\d+)\r\n", redis.ask("TTL", key)) and 0 < int(redis.ask("TTL", key)[1:-2]) <= 100
         refused = cached(["simple"], f"{base},password=wrong")
         eventually("the login is refused", lambda: "the server rejected the login: WRONGPASS" in refused.log.read_text())
         answer(refused, "simple", simple())

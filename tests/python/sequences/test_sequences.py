@@ -418,11 +418,15 @@ def test_async_streams(sequences):
     assert asyncio.run(sums()) == expected
 
 
-def test_different_shapes_are_in_different_batches(grpc):
-    """A model with a variable dimension sums all elements that it receives."""
-    first = in_background(lambda: step(grpc, "wide", 1, 1, "()", items=3))
-    second = in_background(lambda: step(grpc, "wide", 2, 1, "()", items=5))
-    assert {first()[0][0], second()[0][0]} == {3, 5}
+def test_different_shapes_are_in_different_batches(sequences, grpc):
+    """A model with a variable dimension sums all elements that it receives. Both requests wait while another one is executed."""
+    before = received(sequences, "wide")
+    with held(sequences, "wide"):
+        answers = []
+        for sequence, items in ((3, 1), (1, 3), (2, 5)):
+            answers.append(in_background(lambda of=sequence, count=items: step(grpc, "wide", of, 1, "()", items=count)))
+            until_received(sequences, "wide", before + len(answers))
+    assert [answer()[0][0] for answer in answers] == [1, 3, 5]
 
 
 def test_an_iterative_request_needs_no_id(http):
