@@ -7,7 +7,7 @@ import random
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
-from ensembles.test_sequences_in_ensembles import ensemble, plain
+from ensembles.builtin_ensembles import ensemble, plain
 from harness.models import write
 from harness.server import Server
 from harness.waiting import DEADLINE_S, pause_as_client, settled
