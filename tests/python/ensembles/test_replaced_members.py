@@ -3,9 +3,7 @@ after all of its models. And the response cache while the files of models change
 
 import contextlib
 import json
-import os
 import shutil
-import signal
 
 import numpy as np
 import pytest
@@ -16,6 +14,7 @@ from ensembles.decoupled import asked, values
 from harness import onnx_file
 from harness.generate import tensor
 from harness.models import write
+from harness.processes import restart
 from harness.server import Server
 from harness.stream_models import build, ensemble, model, pair, passed, step
 from harness.streams import repeat_inputs
@@ -177,20 +176,14 @@ def test_a_restarted_worker_with_other_files_stores_nothing(tmp_path):
             (repository / "one/1/model.onnx").write_bytes(scaling(factor))
             assert server.ask("POST", "/v2/repository/models/one/load")[0] == 200
 
-        def restart():
-            (worker,) = server.workers()
-            os.kill(worker, signal.SIGKILL)
-            eventually("the worker starts again", lambda: set(server.workers()) - {worker})
-            eventually("the model is ready", lambda: server.get("/v2/models/one/ready")[0] == 200)
-
         def hits() -> int:
             return server.statistics("one")["inference_stats"]["cache_hit"]["count"]
 
         assert (results(1), hits()) == ([1, 1], 0)
-        restart()
+        restart(server, "one")
         assert (results(1), hits()) == ([1, 1], 1), "the files are the same"
         (repository / "one/1/model.onnx").write_bytes(scaling(10))
-        restart()
+        restart(server, "one")
         assert results(2) == [20, 20]
         assert results(1) == [10, 10], "what was stored before is not found either"
         load(1)

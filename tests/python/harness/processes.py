@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 from harness.server import command_line
+from harness.waiting import eventually
 
 
 @contextlib.contextmanager
@@ -76,3 +77,22 @@ def thread_seconds(pid: int) -> dict:
             name, spent = (task / "comm").read_text().rstrip("\n"), int((task / "schedstat").read_text().split()[0])
             seconds[name] = seconds.get(name, 0) + spent / 1e9
     return seconds
+
+
+def restart(server, model: str):
+    """Kills the only worker and waits until another one serves the model."""
+    (worker,) = server.workers()
+    os.kill(worker, signal.SIGKILL)
+    eventually("the worker starts again", lambda: set(server.workers()) - {worker})
+    eventually("the model is ready", lambda: server.get(f"/v2/models/{model}/ready")[0] == 200)
+
+
+def writer(pipe: Path) -> int:
+    """Waits until a process reads a named pipe; returns a descriptor to write to it."""
+
+    def opened():
+        # Without a reader, a pipe that does not block cannot be opened.
+        with contextlib.suppress(OSError):
+            return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+
+    return eventually(f"the pipe {pipe.name} is read", opened)

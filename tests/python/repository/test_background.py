@@ -1,6 +1,5 @@
 """Loads in the background: processes and threads that load or end models yield to those that serve requests."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.inference import one
+from harness.processes import writer
 from harness.server import alive, fork_servers
 from harness.waiting import eventually
 from python_backend.worker import PYTHON, has_worker
@@ -71,13 +71,7 @@ def attributes(pid: int) -> set:
 
 def go_on(folder: Path, pipe: str):
     """Ends the wait of the model, once it waits."""
-
-    def opened():
-        # Without a reader, a pipe that does not block cannot be opened.
-        with contextlib.suppress(OSError):
-            return os.open(folder / pipe, os.O_WRONLY | os.O_NONBLOCK)
-
-    os.close(eventually(f"the model waits for the pipe `{pipe}`", opened))
+    os.close(writer(folder / pipe))
 
 
 def waiting_worker(folder: Path) -> int:

@@ -2,7 +2,6 @@
 its backend. No answer may come from other files than those that the model has loaded."""
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -12,6 +11,7 @@ import numpy
 import pytest
 
 from harness import redis_server
+from harness.processes import restart, writer
 from harness.redis_server import Redis
 from harness.server import Server
 from harness.stream_models import step
@@ -98,14 +98,6 @@ def load(server, model: str = "member"):
     assert status == 200, answer
 
 
-def restart(server, model: str = "member"):
-    """Kills the only worker and waits until another one serves."""
-    (worker,) = server.workers()
-    os.kill(worker, signal.SIGKILL)
-    eventually("the worker starts again", lambda: set(server.workers()) - {worker})
-    eventually("the model is ready", lambda: server.get(f"/v2/models/{model}/ready")[0] == 200)
-
-
 @pytest.mark.parametrize("place", ["factor.txt", "data/tables/factor.txt"])
 def test_a_load_with_other_shared_files(models, place):
     """Answers of other files are not found; those of the same contents are, whatever the times of the files."""
@@ -181,11 +173,11 @@ def test_a_worker_starts_again_with_other_shared_files(models):
     with models.serve(LOAD) as server:
         both = lambda value=1: (result(server, value), result(server, value, "all"))  # noqa: E731
         assert both() == (1, 1)
-        restart(server)
+        restart(server, "member")
         before = hits(server)
         assert (both(), hits(server) - before) == ((1, 1), 1), "the files are the same"
         models.set(22)
-        restart(server)
+        restart(server, "member")
         assert (both(), both(2)) == ((22, 22), (44, 44))
         assert WARNING in server.log.read_text()
         models.set(1)
@@ -202,7 +194,7 @@ def test_a_file_changes_while_the_model_loads(models, place):
         os.mkfifo(models.gate)
         loading = threading.Thread(target=load, args=(server,), daemon=True)
         loading.start()
-        gate = eventually("the model loads", lambda: writer(models.gate))
+        gate = writer(models.gate)
         models.set(22, f"member/{place}")
         models.gate.unlink()
         os.close(gate)
@@ -212,14 +204,6 @@ def test_a_file_changes_while_the_model_loads(models, place):
         models.set(1, f"member/{place}")
         load(server)
         assert (result(server), result(server), hits(server)) == (1, 1, 1)
-
-
-def writer(pipe: Path) -> int:
-    """Opens a pipe that another process reads; returns 0 if none reads it."""
-    try:
-        return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-    except OSError:
-        return 0
 
 
 @needs_redis

@@ -137,7 +137,8 @@ def test_a_process_id_file_with_the_own_id_is_left_from_before(tmp_path):
         process = Process(list(map(str, [*begin, *options])), stdout=log, stderr=log, env=launcher.environment, cwd=launcher.folder)
     try:
         eventually("the server is ready", lambda: process.poll() is not None or is_ready(launcher))
-        assert process.poll() is None and launcher.pid() == process.pid, (tmp_path / "log").read_text()
+        assert process.poll() is None, (tmp_path / "log").read_text()
+        assert launcher.pid() == process.pid
     finally:
         process.terminate()
         process.wait(DEADLINE_S)

@@ -135,6 +135,13 @@ fn start(what: What, decoupled: bool) -> Frontend {
 }
 
 impl Frontend {
+    /// Executes the first batch, whose request the backend keeps; returns its responder and its input.
+    fn kept_request(&mut self) -> (Responder, Received) {
+        self.execute(1, b"x");
+        assert_eq!(self.done().open, [0]);
+        self.kept.recv().unwrap()
+    }
+
     fn send(&mut self, frame: &ToWorker) {
         let mut bytes = Vec::new();
         frame.encode(&mut bytes);
@@ -266,9 +273,7 @@ fn an_input_is_passed_on_without_a_copy_unless_it_is_kept() {
 #[test]
 fn a_detached_request_waits_for_its_client_and_can_be_cancelled() {
     let mut frontend = start(What::Keep, true);
-    frontend.execute(1, b"x");
-    assert_eq!(frontend.done().open, [0]);
-    let (responder, input) = frontend.kept.recv().unwrap();
+    let (responder, input) = frontend.kept_request();
     let sender = thread::spawn(move || {
         let sent = (0..).take_while(|_| responder.respond(passed_on(&input), false).is_ok()).count();
         (sent, responder.is_cancelled(), responder.ended())
@@ -287,9 +292,7 @@ fn a_detached_request_waits_for_its_client_and_can_be_cancelled() {
 #[test]
 fn the_last_response_of_a_cancelled_request_ends_it() {
     let mut frontend = start(What::Keep, true);
-    frontend.execute(1, b"x");
-    assert_eq!(frontend.done().open, [0]);
-    let (responder, input) = frontend.kept.recv().unwrap();
+    let (responder, input) = frontend.kept_request();
     for _ in 0..CREDITS {
         responder.respond(passed_on(&input), false).unwrap();
         assert!(!frontend.response().last);
@@ -351,9 +354,7 @@ fn calls_are_answered_whichever_thread_reads_and_their_loans_are_returned() {
 #[test]
 fn a_response_with_a_duplicate_output_is_refused_and_the_request_stays_open() {
     let mut frontend = start(What::Keep, false);
-    frontend.execute(1, b"x");
-    assert_eq!(frontend.done().open, [0]);
-    let (responder, input) = frontend.kept.recv().unwrap();
+    let (responder, input) = frontend.kept_request();
     let mut twice = passed_on(&input);
     twice.outputs.extend(passed_on(&input).outputs);
     let error = responder.respond(twice, true).unwrap_err();
