@@ -4,6 +4,7 @@ Requires a Python with the package `pharos-worker`: `PHAROS_PYTHON`, or that of 
 
 import contextlib
 import http.client
+import os
 import re
 import socket
 
@@ -13,7 +14,7 @@ import pytest
 import tritonclient.grpc
 from tritonclient.grpc import service_pb2
 
-from harness.processes import held
+from harness.processes import held, writer
 from harness.server import total
 from harness.statistics import dispatched, until_dispatched
 from harness.waiting import DEADLINE_S, eventually
@@ -157,14 +158,20 @@ def test_a_rest_prediction_whose_client_disconnects_is_logged(home):
 
 
 def test_a_rest_stream_whose_client_disconnects_is_logged(home):
-    """After the first part; the worker is held so that it cannot send the last part before that."""
+    """After the first part; the handler waits after that part."""
     expected = Expectation(home, ("http", "predict"), "POST /predictions/streams HTTP/1.1")
+    gate = home.folder / "gate"
+    os.mkfifo(gate)
+    request = f"1 {gate}"
     with socket.create_connection((HOST, home.inference), DEADLINE_S) as connection:
-        connection.sendall(b"POST /predictions/streams HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n2000")
+        head = f"POST /predictions/streams HTTP/1.1\r\nHost: x\r\nContent-Length: {len(request)}\r\n\r\n"
+        connection.sendall(f"{head}{request}".encode())
         assert connection.recv(100).startswith(b"HTTP/1.1 200 OK\r\n")
-        with held(home, "streams"):
-            connection.close()
-            expected.check("400", "CANCELLED", 499)
+        opened = writer(gate)
+    try:
+        expected.check("400", "CANCELLED", 499)
+    finally:
+        os.close(opened)
     executing = lambda: total(home.scrape(), "pharos_model_executing_requests", model="streams")  # noqa: E731
     eventually("the cancelled request has ended", lambda: executing() == 0)
 
