@@ -105,8 +105,10 @@ release: wheel
 
 test: test-rust test-clients
 
-test-rust: tools
-	$(CARGO) test $(PROFILE) --locked --workspace
+# The tests of ONNX Runtime use the library of the Python package.
+test-rust: tools $(VENV)/ready
+	ORT_DYLIB_PATH=$${ORT_DYLIB_PATH:-$$(ls $(abspath $(VENV))/lib/python3*/site-packages/onnxruntime/capi/libonnxruntime.so.* | head -n 1)} \
+	  $(CARGO) test $(PROFILE) --locked --workspace
 	$(TARGET)/release/examples/loom
 
 # The clients, in a virtual environment that is created again when the list changes.

@@ -294,6 +294,25 @@ fn responses_are_passed_on_in_order_even_with_missing_tensors() {
 }
 
 #[test]
+fn an_error_waits_for_earlier_responses_and_drops_later_ones() {
+    let (plan, stages) = stages(&[(&["x"], &["a"]), (&["a"], &["y"])], &["y"], &[true, false]).unwrap();
+    let mut flow = Flow::new(plan, stages, &[0], [(0, "x")]);
+    let producer = flow.next_step().unwrap();
+    for response in ["first", "second", "third"] {
+        flow.response(producer.id, Ok(vec![(0, response)]));
+    }
+    let [first, second, third] = [(); 3].map(|()| flow.next_step().unwrap());
+    flow.done(third.id, Ok(vec![(0, "3")]));
+    flow.done(second.id, Err(InferError::internal("it failed")));
+    assert!(flow.next_output().is_none() && !flow.is_over());
+    flow.done(first.id, Ok(vec![(0, "1")]));
+    assert_eq!(flow.next_output(), Some(Ok(vec![(0, "1")])));
+    let last = flow.next_output().unwrap();
+    assert_eq!((last.unwrap_err().message.as_str(), flow.is_over()), ("it failed", true));
+    assert!(flow.next_output().is_none());
+}
+
+#[test]
 fn a_request_without_responses_is_not_a_deadlock() {
     let (plan, stages) = stages(&[(&["x"], &["a"]), (&["a"], &["y"])], &["y"], &[true, false]).unwrap();
     let mut flow = Flow::new(plan, stages, &[0], [(0, "x")]);

@@ -21,6 +21,8 @@ mod retire;
 mod sequence;
 pub(crate) mod settings;
 mod stream;
+#[cfg(test)]
+pub(crate) mod test_driver;
 mod timer;
 
 use std::collections::{HashMap, HashSet};
@@ -121,6 +123,8 @@ struct State {
     next_batch: u64,
     /// The busy time of instances that were removed.
     busy_of_removed_ns: u64,
+    /// The part of it that the metrics do not include yet, by instance.
+    unrecorded_busy_ns: HashMap<InstanceId, u64>,
     /// Instances that were retired and whose processes may still run. They get no new batches, also after a restart.
     retired: HashSet<InstanceId>,
     /// When an instance last answered a batch or sent a response.
@@ -187,6 +191,7 @@ impl Driver {
             order,
             next_batch: 0,
             busy_of_removed_ns: 0,
+            unrecorded_busy_ns: HashMap::new(),
             retired: HashSet::new(),
             last_answered: Instant(0),
             closed: false,

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use pharos::error::InferError;
 use pharos::id::InstanceId;
 use pharos::metrics::cache::Cache;
-use pharos::timeline::{ComputeStamps, Instant};
+use pharos::timeline::Instant;
 use pharos::wire::ring::Consumer;
-use pharos::wire::{Done, Loaded, ToFrontend, message_or_default};
+use pharos::wire::{Done, Loaded, Response, ToFrontend, message_or_default};
 use tokio::io::Interest;
 use tokio::net::unix::OwnedReadHalf;
 use tokio::sync::{Notify, mpsc};
@@ -174,14 +174,16 @@ impl Session {
 
     /// # Errors
     /// The frame, or the ring of samples, is invalid.
-    fn on_frame(&self, frame: ToFrontend) -> io::Result<()> {
+    fn on_frame(&self, mut frame: ToFrontend) -> io::Result<()> {
+        if let ToFrontend::Done(Done { stamps, .. }) | ToFrontend::Response(Response { stamps, .. }) = &mut frame {
+            *stamps = stamps.within(self.began, clock::now());
+        }
         match frame {
             ToFrontend::Done(done) if done.batch >= WARM_UP => {
                 self.drain_samples();
                 self.report(Event::WarmedUp(done));
             }
-            ToFrontend::Done(mut done) => {
-                done.stamps = self.plausible(done.stamps);
+            ToFrontend::Done(done) => {
                 self.drain_samples();
                 self.driver.batch_done(self.instance, &self.link, done);
             }
@@ -191,8 +193,7 @@ impl Session {
                     self.report(Event::WarmUpFailed(error.into()));
                 }
             }
-            ToFrontend::Response(mut response) => {
-                response.stamps = self.plausible(response.stamps);
+            ToFrontend::Response(response) => {
                 self.drain_samples();
                 self.driver.response(self.instance, &self.link, response)?;
             }
@@ -215,11 +216,6 @@ impl Session {
     /// Takes the samples before their reply, so that a client with the answer finds its samples in the metrics.
     fn drain_samples(&self) {
         self.link.ring.drain(&self.cache, &self.driver.series);
-    }
-
-    /// Clamps the worker's stamps to the time of the session.
-    fn plausible(&self, stamps: ComputeStamps) -> ComputeStamps {
-        stamps.within(self.began, clock::now())
     }
 
     fn report(&self, event: Event) {
@@ -254,5 +250,59 @@ impl Source for Session {
 
     fn wake(&self) {
         self.lock().consumer.wake();
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests {
+    use pharos::infer::{InferInput, InferRequest};
+    use pharos::metrics::statistics;
+    use pharos::tensor::{DataType, Tensor};
+    use pharos::timeline::ComputeStamps;
+    use pharos::wire::ToWorker;
+
+    use super::*;
+    use crate::loader::Loader;
+    use crate::scheduler::test_driver;
+    use crate::wire::worker_end;
+
+    const INSTANCE: InstanceId = InstanceId(0);
+
+    /// The end of a batch, with stamps that no clock has shown.
+    fn forged(batch: u64) -> ToFrontend {
+        let stamps = ComputeStamps { output_start: Instant(u64::MAX), end: Instant(u64::MAX), ..Default::default() };
+        ToFrontend::Done(Done { stamps, ..test_driver::done(batch) })
+    }
+
+    #[tokio::test]
+    async fn stamps_of_a_worker_are_within_the_time_of_its_session() {
+        let began = clock::now();
+        let config = "backend: 'builtin' input { name: 'IN' data_type: TYPE_UINT8 dims: 1 }
+                      output { name: 'OUT' data_type: TYPE_UINT8 dims: 1 }";
+        let (cache, driver) = test_driver::create(config);
+        let (link, mut worker) = worker_end::connect();
+        let mut events = Session::start(link.clone(), driver.clone(), INSTANCE, Weak::<Loader>::new(), cache);
+        worker.send(&forged(WARM_UP));
+        let Some(Event::WarmedUp(Done { stamps, .. })) = events.recv().await else { panic!("no end of a warm-up") };
+        assert!(began <= stamps.start && stamps.end <= clock::now(), "{stamps:?}");
+        driver.instance_ready(INSTANCE, link);
+        let tensor = Tensor { datatype: DataType::Uint8, shape: vec![1], data: vec![1].into() };
+        let inputs = vec![InferInput { name: "IN".into(), tensor }];
+        let mut request = InferRequest { inputs, ..InferRequest::default() };
+        let checked = driver.config.check(&mut request).unwrap();
+        let asked = driver.clone();
+        let answer = tokio::spawn(async move { asked.infer(Box::new(request), checked).await });
+        let batch = loop {
+            match worker.received().as_slice() {
+                [] => tokio::task::yield_now().await,
+                [ToWorker::Execute(execute)] => break execute.batch,
+                other => panic!("{other:?}"),
+            }
+        };
+        worker.send(&forged(batch));
+        let _ = answer.await.unwrap();
+        let computed = statistics::of(&driver.series).batch_stats.first().unwrap().compute_infer.ns;
+        assert!(computed <= clock::now().ns_since(began), "{computed}");
     }
 }

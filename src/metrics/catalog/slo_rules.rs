@@ -74,7 +74,9 @@ fn selector(slo: &Slo, sli: Sli) -> String {
 /// Returns the share of bad requests over a window, by `rate` or `increase`.
 fn error_ratio(function: &str, selector: &str, window: &str) -> String {
     let sum = |metric: Builtin| format!("sum by (slo, sli, model) ({function}({}{selector}[{window}]))", metric.name());
-    format!("1 - {} / {}", sum(Builtin::SloGoodRequests), sum(Builtin::SloRequests))
+    let (good, all) = (sum(Builtin::SloGoodRequests), sum(Builtin::SloRequests));
+    // With --metrics-omit-idle, a model without good requests has no series of them.
+    format!("1 - ({good} or 0 * {all}) / {all}")
 }
 
 /// Returns the objective's window in days, or in hours.
@@ -140,7 +142,7 @@ mod tests {
             "(model:pharos_slo_errors:ratio_rate1h{slo=\"fast\",sli=\"latency\"} > 14.4 * 0.01 and \
              model:pharos_slo_errors:ratio_rate5m{slo=\"fast\",sli=\"latency\"} > 14.4 * 0.01)",
             "or (model:pharos_slo_errors:ratio_rate3d{slo=\"fast\",sli=\"availability\"} > 1 * 0.001 and",
-            "[28d])) / sum by",
+            "1 - (1 - (sum by (slo, sli, model) (increase(pharos_slo_good_requests_total{slo=\"fast\",sli=\"latency\"}[28d])) or 0 * sum by",
             "Objective: 99% of the requests succeed within 200 ms, over 28d.",
             "Objective: 99.9% of the requests succeed, over 28d.",
         ] {

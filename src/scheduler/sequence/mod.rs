@@ -8,8 +8,8 @@
 //! (`oldest`). Requests of one sequence never overtake each other and never run at the same time. START for an active id
 //! continues in the same slot, as another sequence for the backend: each has a unique *key*, independent of its correlation id.
 //!
-//! A sequence is ended early in these cases: a waiting request is cancelled (with all that wait behind it; those before it are
-//! executed; with implicit starts only that request is removed), it was idle for too long, its timeout passes in the backlog,
+//! A sequence is ended early in these cases: a waiting request is cancelled (with all of the sequence that wait behind it; those before
+//! it are executed; with implicit starts only that request is removed), it was idle for too long, its timeout passes in the backlog,
 //! or its instance is lost. [`Action::SequencesEnded`] reports sequences that end without an END step to the instance. A
 //! sequence is idle if none of its requests waits or executes (as in Triton's schema; Triton's code also ends sequences whose
 //! last request takes longer than the idle time). A sequence whose instance is lost is never continued: all its waiting
@@ -163,9 +163,13 @@ impl SequenceBatcher {
         self.decided.push_back(Action::Reject { request, reason });
     }
 
-    /// Closes a sequence and rejects all its waiting requests, or a cancelled request and all behind it.
+    /// Closes a sequence and rejects all its waiting requests, or a cancelled request and all behind it. If START has begun another
+    /// sequence behind that request, this one continues in the slot.
     fn give_back(&mut self, number: Number, from: Option<RequestId>, reason: RejectReason) {
-        self.table.close(number);
+        let ends = |sequence: &Sequence| from.is_none_or(|from| sequence.key_of(from) == Some(sequence.key));
+        if self.table.get(number).is_some_and(ends) {
+            self.table.close(number);
+        }
         for request in self.table.take_waiting(number, from) {
             if let Some(instance) = self.instance_of(number) {
                 instance.withdraw(request);

@@ -101,6 +101,12 @@ impl Sequence {
         self.queue.len() + usize::from(self.current.is_some_and(|current| !current.sent))
     }
 
+    /// Returns the key of a waiting request.
+    pub(super) fn key_of(&self, request: RequestId) -> Option<u64> {
+        let issued = self.current.filter(|current| current.request == request).map(|current| current.key);
+        issued.or_else(|| self.queue.iter().find(|step| step.request == request).map(|step| step.key))
+    }
+
     /// Returns its next request, if it may be executed.
     pub(super) fn next(&self) -> Option<&Step> {
         self.queue.front().filter(|_| !self.held)
@@ -344,15 +350,18 @@ impl Table {
         Some(current)
     }
 
-    /// Removes the waiting requests of a sequence and returns them in order: all, or those starting at `from`.
+    /// Removes waiting requests of a sequence and returns them in order: all, or those with the key of `from`, starting at it.
     pub(super) fn take_waiting(&mut self, number: Number, from: Option<RequestId>) -> Vec<RequestId> {
         let Some(sequence) = self.sequences.get_mut(&number) else { return Vec::new() };
+        let key = from.and_then(|from| sequence.key_of(from));
         let first = from.and_then(|from| sequence.queue.iter().position(|step| step.request == from));
         let issued = match first {
             Some(_) => None,
             None => sequence.current.take_if(|current| !current.sent).map(|current| current.request),
         };
-        let queued = sequence.queue.drain(first.unwrap_or(0)..).map(|step| step.request);
+        let first = first.unwrap_or(0);
+        let count = sequence.queue.iter().skip(first).take_while(|step| key.is_none_or(|key| step.key == key)).count();
+        let queued = sequence.queue.drain(first..first + count).map(|step| step.request);
         let requests: Vec<RequestId> = issued.into_iter().chain(queued).collect();
         for request in &requests {
             self.waiting.remove(request);

@@ -61,14 +61,13 @@ fn settings() -> impl Strategy<Value = Settings> {
 
 fn arrivals() -> impl Strategy<Value = Vec<(u64, Ticket)>> {
     let gap = prop_oneof![2 => Just(0u64), 3 => 0..300u64];
-    let one =
-        (gap, 0..6u32, prop_oneof![4 => Just(7u64), 1 => Just(8u64)], 0..5u64, prop_oneof![Just(0u64), 1..600u64]);
+    let shape_key = prop_oneof![4 => Just(7u64), 1 => Just(8u64)];
+    let waited = prop_oneof![4 => Just(0u64), 1 => 1..400u64];
+    let one = (gap, 0..6u32, shape_key, 0..5u64, prop_oneof![Just(0u64), 1..600u64], waited);
     prop::collection::vec(one, 0..60).prop_map(|drawn| {
-        let number = |(index, (gap, batch_size, shape_key, priority, timeout_us))| {
-            (
-                gap,
-                Ticket { request: RequestId(index), batch_size, shape_key, priority, timeout_us, ..Ticket::default() },
-            )
+        let number = |(index, (gap, batch_size, shape_key, priority, timeout_us, waited))| {
+            let (request, waited) = (RequestId(index), us(waited));
+            (gap, Ticket { request, batch_size, shape_key, priority, timeout_us, waited, sequence: None })
         };
         (1u64..).zip(drawn).map(number).collect()
     })
@@ -123,7 +122,8 @@ impl Scenario {
     fn deadline(&self, sim: &Sim, request: RequestId) -> Option<Instant> {
         let known = &sim.requests[&request];
         let policy = self.settings.policy(self.settings.level(known.ticket.priority));
-        policy.timeout(known.ticket.timeout_us).map(|timeout| known.queued + timeout)
+        let left = |timeout: Duration| timeout.checked_sub(known.ticket.waited).unwrap_or_default();
+        policy.timeout(known.ticket.timeout_us).map(|timeout| known.queued + left(timeout))
     }
 
     fn level(&self, sim: &Sim, request: RequestId) -> u64 {

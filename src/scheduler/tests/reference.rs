@@ -35,7 +35,8 @@ impl Reference {
     fn item(&self, ticket: Ticket, queued: Instant) -> Item {
         let level = self.settings.level(ticket.priority);
         let timeout = self.settings.policy(level).timeout(ticket.timeout_us);
-        Item { level, queued, deadline: timeout.map(|timeout| queued + timeout), delayed: false, ticket }
+        let deadline = timeout.map(|timeout| queued + timeout.saturating_sub(ticket.waited));
+        Item { level, queued, deadline, delayed: false, ticket }
     }
 
     fn expire(&mut self, now: Instant) {

@@ -225,10 +225,18 @@ def test_entries_do_not_hold_the_workers_memory(cached):
     eventually("the outputs are released", held)
 
 
-@pytest.mark.parametrize("flight", [False, True])
-def test_single_flight(cached, flight):
+SMALL = "--cache-config=local,size=64"
+"""No response fits."""
+
+
+@pytest.mark.parametrize(("options", "executed"), [(LOCAL, 8), (LOCAL + ",single_flight=true", 1), (SMALL + ",single_flight=true", 1)])
+def test_single_flight(cached, options, executed):
     """With single_flight, concurrent equal requests are executed once, each with its id; without it, each is executed."""
-    server = cached(["delay_200"], LOCAL + f",single_flight={str(flight).lower()}")
+    ask_at_once(cached(["delay_200"], options), executed)
+
+
+def ask_at_once(server, executed: int):
+    """Sends equal requests that wait for an execution together; fails unless this many are executed."""
     requests = [{**one("FP32", [1, 2], [1, 2]), "id": f"r{n}"} for n in range(8)]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         with held(server, "delay_200"):
@@ -238,7 +246,7 @@ def test_single_flight(cached, flight):
         assert (status, got["id"], got["outputs"][0]["data"]) == (200, f"r{n}", [1, 2])
     counted = counts(server, "delay_200")
     assert counted["success"] == 8 == counted["cache_hit"] + counted["cache_miss"]
-    assert counted["inferences"] == (1 if flight else 8)
+    assert counted["inferences"] == executed
 
 
 def test_a_follower_replaces_a_leader_that_fails(cached):
@@ -367,6 +375,13 @@ def test_servers_share_a_redis_cache(cached, tmp_path):
             connected(fourth)
             answer(fourth, "simple", simple())
             assert hits(fourth, "simple") == (0, 1)
+
+
+@needs_redis
+def test_single_flight_with_redis(cached, tmp_path):
+    with Redis(tmp_path) as redis:
+        options = ["--cache-config=redis,host=127.0.0.1", f"--cache-config=redis,port={redis.port},single_flight=true"]
+        ask_at_once(connected(cached(["delay_200"], *options)), 1)
 
 
 @needs_redis

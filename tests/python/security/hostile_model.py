@@ -171,9 +171,9 @@ def forge_report(target):
     assert sent
 
 
-def pass_descriptor(_target):
-    """Sends a file to the server, which would have to close it."""
-    with open(os.devnull) as file, socket.socket(fileno=os.dup(3)) as connection:
+def pass_descriptor(target):
+    """Sends a file to the server, which would have to close it. `target` is the descriptor of a connection to it."""
+    with open(os.devnull) as file, socket.socket(fileno=os.dup(int(target))) as connection:
         socket.send_fds(connection, [b"x"], [file.fileno()])
 
 

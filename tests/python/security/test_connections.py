@@ -35,6 +35,24 @@ def still_answers(server):
     assert server.infer("simple", simple())[0] == 200
 
 
+@pytest.mark.parametrize("listener", ["http", "grpc", "metrics"])
+def test_connections_are_counted(server, listener):
+    """Each accepted connection once; a scrape makes one to the metrics listener."""
+    accepted = lambda: total(server.scrape(), "pharos_connections_total", listener=listener)  # noqa: E731
+    host, port = getattr(server, listener).split(":")
+    before, scrapes = accepted(), 0
+    for _ in range(5):
+        with socket.create_connection((host, int(port)), DEADLINE_S):
+            pass
+
+    def counted() -> bool:
+        nonlocal scrapes
+        scrapes += listener == "metrics"
+        return accepted() == before + 5 + scrapes
+
+    eventually("the connections are counted", counted)
+
+
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_many_clients(server, protocol):
     """Each of 64 concurrent clients gets its own answers, and each request is counted once."""

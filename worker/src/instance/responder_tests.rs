@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{Receiver, Sender as ToTest, channel as messages};
+use std::sync::mpsc::{self, Receiver, Sender as ToTest, channel as messages};
 use std::thread;
 use std::time::Duration;
 
@@ -25,9 +25,6 @@ use crate::descriptors::SharedDescriptors;
 use crate::device::Cuda;
 
 const BYTES: u64 = 1 << 20;
-
-/// Delay between the execution of a batch and its end, so that a test can act in between.
-const PAUSE: Duration = Duration::from_millis(60);
 
 /// The backend's action for each request.
 #[derive(Clone, Copy)]
@@ -83,6 +80,8 @@ struct Frontend {
     runtime: Runtime,
     kept: Receiver<(Responder, Received)>,
     inputs_kept: Receiver<Received>,
+    /// Permits the end of an executed batch, so that a test can act before.
+    ends: mpsc::Sender<()>,
 }
 
 fn start(what: What, decoupled: bool) -> Frontend {
@@ -118,6 +117,7 @@ fn start(what: What, decoupled: bool) -> Frontend {
     let (runtime, regions) = crate::open(&load, (reader, sender.clone()), descriptors, Cuda::new(None)).unwrap();
     let (kept, kept_by_test) = messages();
     let (inputs, inputs_kept) = messages();
+    let (ends, ended) = mpsc::channel();
     let main = runtime.clone();
     thread::spawn(move || {
         let mut instance =
@@ -125,13 +125,15 @@ fn start(what: What, decoupled: bool) -> Frontend {
         while let Ok(Some(frame)) = main.session().connection.receive() {
             let ToWorker::Execute(execute) = frame else { break };
             let Executed { done, kept, .. } = instance.execute(&execute);
-            thread::sleep(PAUSE);
+            if ended.recv().is_err() {
+                break;
+            }
             sender.send(&ToFrontend::Done(done)).unwrap();
             drop(kept);
             main.session().connection.batch_announced(execute.batch);
         }
     });
-    Frontend { socket, inputs: our_inputs, outputs: our_outputs, runtime, kept: kept_by_test, inputs_kept }
+    Frontend { socket, inputs: our_inputs, outputs: our_outputs, runtime, kept: kept_by_test, inputs_kept, ends }
 }
 
 impl Frontend {
@@ -156,7 +158,9 @@ impl Frontend {
         decode_to_frontend(&payload).unwrap()
     }
 
+    /// Ends a batch, and returns its end.
     fn done(&mut self) -> Done {
+        self.ends.send(()).unwrap();
         match self.read() {
             ToFrontend::Done(done) => done,
             other => panic!("{other:?}"),
@@ -240,8 +244,12 @@ fn an_answer_before_the_end_of_its_batch_is_sent_after_it() {
     let mut frontend = start(What::Keep, false);
     frontend.execute(1, b"x");
     let (responder, input) = frontend.kept.recv().unwrap();
-    thread::sleep(PAUSE / 2);
-    let sender = thread::spawn(move || responder.respond(passed_on(&input), true));
+    let (responding, is_responding) = mpsc::channel();
+    let sender = thread::spawn(move || {
+        responding.send(()).unwrap();
+        responder.respond(passed_on(&input), true)
+    });
+    is_responding.recv().unwrap();
     assert_eq!(frontend.done().open, [0]);
     assert_eq!(frontend.response().outputs.len(), 1);
     sender.join().unwrap().unwrap();
@@ -368,7 +376,7 @@ fn readiness_is_answered_while_a_batch_is_executed() {
     let mut frontend = start(What::Keep, false);
     let (answers, received) = messages();
     frontend.runtime.answer_readiness(Box::new(move || received.recv().unwrap())).unwrap();
-    // The batch waits for its pause, and the readiness function waits for the test.
+    // The batch waits until its end is permitted, and the readiness function waits for the test.
     frontend.execute(1, b"x");
     frontend.send(&ToWorker::CheckReadiness);
     answers.send(true).unwrap();

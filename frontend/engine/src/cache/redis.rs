@@ -214,3 +214,42 @@ impl Reconnector {
         }
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn pending(link: &Link) -> (usize, u64) {
+        (link.unanswered.load(Ordering::Relaxed), link.storing.load(Ordering::Relaxed))
+    }
+
+    #[test]
+    fn unanswered_commands_are_limited_until_some_are_answered() {
+        let link = Arc::new(Link::default());
+        let mut commands: Vec<Pending> = (0..MAX_UNANSWERED).map(|_| link.begin(0).unwrap()).collect();
+        assert!(link.begin(0).is_none());
+        assert_eq!(pending(&link), (MAX_UNANSWERED, 0), "a refused command is not pending");
+        commands.pop();
+        commands.push(link.begin(0).unwrap());
+        assert!(link.begin(0).is_none());
+        drop(commands);
+        assert_eq!(pending(&link), (0, 0));
+    }
+
+    #[test]
+    fn bytes_that_wait_to_be_stored_are_limited() {
+        let link = Arc::new(Link::default());
+        let first = link.begin(MAX_BYTES - 1).unwrap();
+        assert!(link.begin(2).is_none());
+        let second = link.begin(1).unwrap();
+        assert!(link.begin(1).is_none());
+        assert!(link.begin(0).is_some(), "a look-up stores nothing");
+        drop((first, second));
+        assert_eq!(pending(&link), (0, 0));
+        let alone = link.begin(MAX_BYTES + 1).unwrap();
+        assert!(link.begin(1).is_none());
+        drop(alone);
+        assert!(link.begin(1).is_some());
+    }
+}

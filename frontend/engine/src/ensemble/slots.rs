@@ -79,10 +79,29 @@ impl Drop for Queued {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use futures_util::FutureExt as _;
+
     use super::*;
 
     #[tokio::test]
-    async fn permits_are_granted_in_order_and_waiting_is_limited() {
+    async fn permits_are_granted_in_the_order_of_the_requests() {
+        let (slots, waiting) = (Slots::new(1, 1).unwrap(), Arc::new(AtomicUsize::new(0)));
+        let ensemble = ModelVersion::new("e", 1);
+        let mut held = slots.queue(0, &waiting, None).unwrap().acquire(&ensemble, STUCK).await;
+        let queue = |_| Box::pin(slots.queue(0, &waiting, None).unwrap().acquire(&ensemble, STUCK));
+        let mut requests: Vec<_> = (0..3).map(queue).collect();
+        // Each waits from the first poll on.
+        assert!(requests.iter_mut().all(|request| request.as_mut().now_or_never().is_none()));
+        while !requests.is_empty() {
+            drop(held.take());
+            assert!(requests.iter_mut().skip(1).all(|request| request.as_mut().now_or_never().is_none()));
+            held = requests.remove(0).now_or_never().unwrap();
+            assert!(held.is_some());
+        }
+    }
+
+    #[tokio::test]
+    async fn waiting_for_a_permit_is_limited() {
         let (slots, waiting) = (Slots::new(2, 1).unwrap(), Arc::new(AtomicUsize::new(0)));
         let (ensemble, time_limit) = (ModelVersion::new("e", 1), Duration::from_millis(20));
         let first = slots.queue(1, &waiting, None).unwrap().acquire(&ensemble, STUCK).await;

@@ -1,5 +1,7 @@
 //! The load of a driver: requests that execute and wait, and the time in which its instances are busy.
 
+use std::collections::HashMap;
+
 use pharos::id::InstanceId;
 use pharos::timeline::Instant;
 
@@ -69,8 +71,9 @@ impl Member {
 impl State {
     /// Removes an instance, and keeps its busy time.
     pub(super) fn remove_member(&mut self, instance: InstanceId, now: Instant) -> Option<Member> {
-        let member = self.members.remove(&instance)?;
+        let mut member = self.members.remove(&instance)?;
         self.busy_of_removed_ns += member.busy.total_ns(now);
+        *self.unrecorded_busy_ns.entry(instance).or_default() += member.busy.take_ns(now);
         Some(member)
     }
 
@@ -113,9 +116,14 @@ impl Driver {
         free
     }
 
-    /// Returns the nanoseconds since the last call in which each ready instance was busy.
-    pub(crate) fn take_busy_ns(&self, now: Instant) -> Vec<(InstanceId, u64)> {
-        self.lock().members.iter_mut().map(|(id, member)| (*id, member.busy.take_ns(now))).collect()
+    /// Returns the nanoseconds since the last call in which each instance was busy, also of instances that were lost.
+    pub(crate) fn take_busy_ns(&self, now: Instant) -> HashMap<InstanceId, u64> {
+        let mut state = self.lock();
+        let mut all = std::mem::take(&mut state.unrecorded_busy_ns);
+        for (id, member) in &mut state.members {
+            *all.entry(*id).or_default() += member.busy.take_ns(now);
+        }
+        all
     }
 }
 

@@ -2,23 +2,23 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::collections::HashMap;
 use std::future::poll_fn;
 use std::time::Duration;
 
-use pharos::id::ModelVersion;
+use futures_util::FutureExt as _;
 use pharos::infer::InferInput;
-use pharos::metrics::cache::{Cache, Settings};
-use pharos::metrics::catalog::Catalog;
+use pharos::metrics::cache::Cache;
 use pharos::metrics::exposition::{Format, render};
 use pharos::metrics::statistics::{self, ModelStatistics};
-use pharos::model::{Completion, Draft};
 use pharos::tensor::{DataType, Tensor};
 use pharos::wire::{OutputBlock, WireError};
 
 use super::*;
 
-use crate::scheduler::{DriverSettings, Timer, settings};
+use crate::scheduler::test_driver::{self, done};
 use crate::wire::worker_end::{self, WorkerEnd};
+use pharos_os::clock::virtual_time;
 
 const CONFIG: &str = "backend: 'builtin' model_transaction_policy { decoupled: true }
     input { name: 'IN' data_type: TYPE_UINT8 dims: 1 } output { name: 'OUT' data_type: TYPE_UINT8 dims: 1 }";
@@ -36,14 +36,8 @@ async fn world() -> World {
 }
 
 async fn world_of(config: &str) -> World {
-    let cache = Arc::new(Cache::new(Catalog::shipped(), Settings::new("h")));
-    let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
-    let draft = Draft::from_text(config, "config.pbtxt").unwrap();
-    let config = Arc::new(draft.complete(&Completion { directory: "m", ..Completion::default() }).unwrap());
-    cache.model_decoupled(&series);
-    let scheduling = settings::of(&config);
-    let settings = DriverSettings { config, series, scheduling, limits: None, cache: None };
-    let driver = Driver::new(settings, Timer::start().unwrap());
+    let (cache, driver) = test_driver::create(config);
+    cache.model_decoupled(&driver.series);
     let (link, worker) = worker_end::connect();
     driver.instance_ready(INSTANCE, link.clone());
     World { cache, driver, link, worker }
@@ -136,13 +130,6 @@ fn response() -> wire::Response {
 
 fn last() -> wire::Response {
     wire::Response { outputs: Vec::new(), last: true, empty: true, ..response() }
-}
-
-/// Returns the end of a batch without outputs.
-fn done(batch: u64) -> Done {
-    let (failed, outputs, parameters, rescheduled) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    let (open, held) = (Vec::new(), false);
-    Done { batch, stamps: ComputeStamps::default(), error: None, failed, outputs, parameters, rescheduled, open, held }
 }
 
 async fn next(responses: &mut Responses) -> Option<Streamed> {
@@ -256,28 +243,65 @@ async fn a_retired_instance_that_restarts_gets_no_batches() {
     drop(waiting);
 }
 
+/// A time of the tests with virtual time.
+const BEGIN: Instant = Instant(1_000_000_000);
+const LONGEST: Duration = Duration::from_secs(60);
+
 #[tokio::test]
 async fn requests_that_wait_are_rejected_if_no_instance_has_answered_since_they_began_to_wait() {
+    virtual_time::set(BEGIN);
     let world = world().await;
-    let (lost, longest) = (Instant(1), Duration::from_millis(20));
     let (mut first, mut second) = (world.ask(), world.ask());
-    let begun = clock::now();
-    while clock::now() - begun <= longest {
-        tokio::time::sleep(longest / 4).await;
-    }
+    virtual_time::set(BEGIN + LONGEST);
     // It was lost long ago and has answered since.
     world.say(wire::Response { last: true, ..response() }).unwrap();
     world.driver.instance_lost(INSTANCE);
-    world.driver.reject_waiting(longest, lost);
+    world.driver.reject_waiting(LONGEST, BEGIN);
     assert!(next(&mut first).await.unwrap().answer.is_ok());
     assert_eq!(world.driver.unanswered(), 1);
-    let answered = clock::now();
-    while clock::now() - answered <= longest {
-        tokio::time::sleep(longest / 4).await;
-    }
-    world.driver.reject_waiting(longest, lost);
+    virtual_time::set(BEGIN + 2 * LONGEST);
+    world.driver.reject_waiting(LONGEST, BEGIN);
     let end = next(&mut second).await.unwrap();
     assert!(end.answer.unwrap_err().message.contains("was restarted within the time"));
+}
+
+#[tokio::test]
+async fn an_instance_that_answers_batches_is_not_given_up() {
+    virtual_time::set(BEGIN);
+    let world = world_of(&CONFIG.replace("decoupled: true", "decoupled: false")).await;
+    let ask = || {
+        let (request, checked) = world.request();
+        Box::pin(world.driver.infer(Box::new(request), checked))
+    };
+    let (mut first, mut second) = (ask(), ask());
+    assert!(first.as_mut().now_or_never().is_none() && second.as_mut().now_or_never().is_none());
+    virtual_time::set(BEGIN + LONGEST);
+    world.done(0, None);
+    world.driver.instance_lost(INSTANCE);
+    world.driver.reject_waiting(LONGEST, BEGIN);
+    assert!(first.now_or_never().is_some() && second.as_mut().now_or_never().is_none());
+    virtual_time::set(BEGIN + 2 * LONGEST);
+    world.driver.reject_waiting(LONGEST, BEGIN);
+    let error = second.now_or_never().unwrap().unwrap_err();
+    assert!(error.message.contains("was restarted within the time"), "{error}");
+}
+
+#[tokio::test]
+async fn the_time_before_the_queue_counts_for_its_timeout() {
+    let config = "backend: 'builtin' max_batch_size: 2
+        dynamic_batching { default_queue_policy { default_timeout_microseconds: 50000000 } }
+        input { name: 'IN' data_type: TYPE_UINT8 dims: 1 } output { name: 'OUT' data_type: TYPE_UINT8 dims: 1 }";
+    virtual_time::set(BEGIN);
+    let world = world_of(config).await;
+    world.driver.instance_lost(INSTANCE);
+    let tensor = Tensor { datatype: DataType::Uint8, shape: vec![1, 1], data: vec![1].into() };
+    let inputs = vec![InferInput { name: "IN".into(), tensor }];
+    let mut request = InferRequest { inputs, ..InferRequest::default() };
+    let checked = world.driver.config.check(&mut request).unwrap();
+    request.timeline.request_start = BEGIN;
+    virtual_time::set(BEGIN + LONGEST);
+    let error = world.driver.infer(Box::new(request), checked).now_or_never().unwrap().unwrap_err();
+    assert!(error.message.contains("Request timeout expired"), "{error}");
 }
 
 #[tokio::test]
@@ -378,6 +402,21 @@ async fn deferred_requests_are_lost_with_their_instance() {
 }
 
 #[tokio::test]
+async fn the_busy_time_of_a_lost_instance_is_recorded() {
+    virtual_time::set(BEGIN);
+    let world = world().await;
+    let request = world.ask();
+    virtual_time::set(BEGIN + LONGEST);
+    world.driver.instance_lost(INSTANCE);
+    let (now, ns) = (clock::now(), u64::try_from(LONGEST.as_nanos()).unwrap());
+    assert_eq!(world.driver.take_busy_ns(now), HashMap::from([(INSTANCE, ns)]));
+    // The request is executed again.
+    world.driver.instance_ready(INSTANCE, world.link.clone());
+    assert_eq!(world.driver.take_busy_ns(Instant(now.0 + 5)), HashMap::from([(INSTANCE, 5)]));
+    drop(request);
+}
+
+#[tokio::test]
 async fn the_load_counts_requests_by_state_and_busy_time() {
     let world = world().await;
     let load = || world.driver.load(clock::now());
@@ -395,11 +434,11 @@ async fn the_load_counts_requests_by_state_and_busy_time() {
     let now = clock::now();
     let busy = world.driver.load(now).busy_ns;
     assert!(busy > 0 && world.driver.load(Instant(now.0 + 5)).busy_ns == busy + 5);
-    assert_eq!(world.driver.take_busy_ns(now), [(INSTANCE, busy)]);
+    assert_eq!(world.driver.take_busy_ns(now), HashMap::from([(INSTANCE, busy)]));
     world.done(1, None);
     let idle = load().busy_ns;
     assert_eq!((counts(&load()), load().busy_ns), ((0, 0, 1, 1), idle));
-    assert_eq!(world.driver.take_busy_ns(now), [(INSTANCE, idle - busy)]);
+    assert_eq!(world.driver.take_busy_ns(now), HashMap::from([(INSTANCE, idle - busy)]));
     drop((first, second));
     world.driver.instance_lost(INSTANCE);
     assert_eq!((counts(&load()), load().busy_ns), ((0, 0, 0, 0), idle), "the busy time of the lost instance stays");

@@ -1,11 +1,11 @@
 //! Gauges that are updated before a scrape: queues, instance states, memory, sequences, resources.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use pharos::ensemble::Step;
-use pharos::id::{InstanceId, ModelVersion};
+use pharos::id::ModelVersion;
 use pharos::load_report::ModelSample;
 use pharos::metrics::builtin::Builtin;
 use pharos::metrics::labels::InstanceState;
@@ -79,7 +79,7 @@ impl ModelTable {
             waiting.push((labels(), load.waiting as f64));
             slots.push((labels(), load.slots as f64));
             free.push((labels(), driver.free_batch_slots() as f64));
-            let taken: HashMap<InstanceId, u64> = driver.take_busy_ns(now).into_iter().collect();
+            let taken = driver.take_busy_ns(now);
             busy.extend(instances.iter().map(|instance| {
                 let ns = taken.get(&instance.id).copied().unwrap_or_default();
                 ([labels(), vec![instance.name.as_str()]].concat(), ns as f64 / 1e9)

@@ -226,3 +226,28 @@ impl ModelTable {
 fn has_sequences(serving: &Serving) -> bool {
     matches!(&serving.config.scheduling, Scheduling::Sequence(batching) if !batching.iterative || batching.overlapping)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_latest_unloaded_models_stay_known() {
+        let mut table = Snapshot::default();
+        let name = |number: usize| format!("m{number}");
+        let unload = |table: &mut Snapshot, number: usize| {
+            table.states.set(&name(number), 1, State::Unavailable, UNLOADED);
+            table.drop_unloaded(&name(number));
+        };
+        (0..MAX_UNLOADED).for_each(|number| unload(&mut table, number));
+        // Loaded again, and unloaded again: now it is the latest.
+        table.keep(&name(0));
+        table.states.set(&name(0), 1, State::Loading, "");
+        table.drop_unloaded(&name(0));
+        unload(&mut table, 0);
+        unload(&mut table, MAX_UNLOADED);
+        let known = |number: usize| table.states.model(&name(number)).is_some();
+        assert!(known(0) && !known(1) && (2..=MAX_UNLOADED).all(known));
+    }
+}

@@ -75,16 +75,26 @@ const SEEDS: u64 = 120;
 
 #[test]
 fn nothing_is_lost_whatever_fails() {
-    run_all(KEPT.into_iter().chain(0..SEEDS), run);
+    let all = run_all(KEPT.into_iter().chain(0..SEEDS), run, Coverage::add);
+    let faults = [all.deaths, all.executed_again, all.failed_loads, all.doubled_replies, all.hung, all.waits];
+    let happened = faults.into_iter().chain([all.hits, all.responses, all.ensemble_responses]).all(|count| count > 0);
+    assert!(happened, "something never happened: {all:?}");
 }
 
-/// Runs a simulation with each seed, until one fails.
-fn run_all<C>(seeds: impl Iterator<Item = u64>, run: impl Fn(u64) -> Result<(C, u64), String>) {
+/// Runs a simulation with each seed, until one fails. Returns the sum of what they covered.
+fn run_all<C: Default>(
+    seeds: impl Iterator<Item = u64>,
+    run: impl Fn(u64) -> Result<(C, u64), String>,
+    add: impl Fn(&mut C, &C),
+) -> C {
+    let mut all = C::default();
     for seed in seeds {
-        if let Err(error) = run(seed) {
-            panic!("{error}");
+        match run(seed) {
+            Ok((coverage, _)) => add(&mut all, &coverage),
+            Err(error) => panic!("{error}"),
         }
     }
+    all
 }
 
 #[test]

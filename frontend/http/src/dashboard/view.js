@@ -58,10 +58,13 @@ function makeTiles() {
     ["instances", "Instances ready"], ["cpu", "CPU"], ["memory", "Memory"]]) tiles[id] = tile(id, label);
 }
 
+// The routes of inference requests.
+const INFERENCE = new Set(["infer", "stream_infer", "generate", "generate_stream", "predict", "stream_predict", "explain"]);
+
 function showTiles() {
   const now = history_.latest, recent = history_.recent();
   const whole = recent ? point(recent, () => true) : null;
-  const answers = recent?.rate("pharos_requests_total", (labels) => labels.route === "infer");
+  const answers = recent?.rate("pharos_requests_total", (labels) => INFERENCE.has(labels.route));
   tiles.rate(rate(whole?.success ?? null), answers === null || answers === undefined ? "" : `${rate(answers)} answered in total`);
   const histograms = history_.latest.has(`${timeHistogram("request")}_bucket`);
   for (const element of [$("label-latency"), $("sort-latency").firstChild]) {
@@ -84,7 +87,8 @@ function showTiles() {
 function showFailureTile(recent, whole) {
   const all = recent?.rate("pharos_request_failures_total") ?? null, refused = all ?? whole?.failed ?? null;
   if (recent) $("label-failures").textContent = all === null ? "Failures, known models" : "Failures, whole server";
-  const total = (recent?.rate("pharos_requests_total") ?? whole?.success) || 0;
+  // The first answers with a status are not in the rate of all, because their series begins with them.
+  const total = Math.max((recent?.rate("pharos_requests_total") ?? whole?.success) || 0, refused ?? 0);
   const share = refused && total ? (100 * refused) / total : 0;
   tiles.failures(rate(refused), refused === null ? "" : `${percent(share)} of answers`, share >= 5 ? "bad" : share >= 1 ? "warn" : "");
 }

@@ -86,7 +86,15 @@ pub(super) fn parse(key: &str, text: &str, warn: &mut dyn FnMut(String)) -> Resu
                 warn(format!("{key}: ignored version '{version}' of '{name}', which is not an object"));
                 continue;
             };
-            all.push(properties((name, version), said, &mut |what| warn(format!("{key}: '{name}' {version}: {what}"))));
+            let mut warn = |what| warn(format!("{key}: '{name}' {version}: {what}"));
+            // A snapshot always has them.
+            if key != "model_snapshot" {
+                let unused = said.keys().filter(|one| NO_EFFECT.contains(&one.as_str()));
+                unused.for_each(|one| {
+                    warn(format!("{one} has no effect here; set it in the archive's model-config.yaml"))
+                });
+            }
+            all.push(properties((name, version), said, &mut warn));
         }
     }
     Ok(all)
@@ -123,7 +131,7 @@ fn properties(
 const KEYS: &str = "defaultVersion, marName, runtimeType, minWorkers, maxWorkers, batchSize, maxBatchDelay, responseTimeout \
                     and startupTimeout";
 
-/// Properties that TorchServe also writes, but that have no effect here.
+/// Properties that snapshots also have, but that have no effect: they are read from the archive's `model-config.yaml`.
 const NO_EFFECT: [&str; 8] = [
     "parallelLevel",
     "parallelType",

@@ -64,8 +64,8 @@ fn configured_values_replace_defaults() {
 fn reads_properties_of_model_versions() {
     let (settings, notes) = read(
         "models={\\\n \"slow\": {\"1.0\": {\"defaultVersion\": true, \"marName\": \"slow.mar\", \"minWorkers\": 2, \\\n\
-         \"batchSize\": \"4\", \"responseTimeout\": -1, \"colour\": 1}}, \"odd\": 3}\n\
-         model_snapshot={\"name\": \"s\", \"modelCount\": 1, \"models\": {\"m\": {\"2.0\": {\"marName\": \"m.mar\"}}}}\n",
+         \"batchSize\": \"4\", \"responseTimeout\": -1, \"colour\": 1, \"jobQueueSize\": 5}}, \"odd\": 3}\n\
+         model_snapshot={\"name\": \"s\", \"modelCount\": 1, \"models\": {\"m\": {\"2.0\": {\"marName\": \"m.mar\", \"useJobTicket\": true}}}}\n",
     )
     .unwrap();
     let slow = settings.model_properties("slow", "1.0").unwrap();
@@ -77,11 +77,13 @@ fn reads_properties_of_model_versions() {
     let parts = [
         "'slow' 1.0: responseTimeout is -1; allowed are whole numbers from 0 to 4294967295; ignored",
         "'slow' 1.0: unknown key colour; allowed are defaultVersion, ",
+        "'slow' 1.0: jobQueueSize has no effect here; set it in the archive's model-config.yaml",
         "'odd', which is not an object",
     ];
     for part in parts {
         assert!(texts.iter().any(|text| text.contains(part)), "{part}: {texts:?}");
     }
+    assert!(!texts.iter().any(|text| text.contains("useJobTicket")), "{texts:?}");
     for (text, part) in [
         ("models={", "models is not valid JSON"),
         ("models=[]", "models is not a JSON object"),

@@ -32,6 +32,31 @@ fn a_sequence_with_an_implicit_start_may_be_rejected_for_lack_of_slots() {
 }
 
 #[test]
+fn a_cancelled_request_does_not_end_the_next_sequence_of_its_id() {
+    for settings in [direct(), oldest(2)] {
+        let mut bench = Bench::new(settings, 1);
+        bench.send(&["(a", "a", "a", "(a", "a"]);
+        bench.check(["4 restarts", "1: (1"]);
+        bench.scheduler.cancel(RequestId(2), bench.now);
+        bench.check(["2 Cancelled", "3 SequenceCancelled"]);
+        bench.done(1);
+        bench.check(["1 ended [1]", "1: (4"]);
+        bench.send(&["a)"]);
+        bench.done(1);
+        bench.check(["1: 5"]);
+        bench.done(1);
+        bench.check(["1: 6)"]);
+        // The cancelled request is the next one of its sequence.
+        bench.send(&["(c", "c", "(c"]);
+        bench.check(["9 restarts"]);
+        bench.scheduler.cancel(RequestId(7), bench.now);
+        bench.check(["7 Cancelled", "8 SequenceCancelled"]);
+        bench.done(1);
+        bench.check(["1: (9"]);
+    }
+}
+
+#[test]
 fn a_sequence_with_an_implicit_start_continues_without_a_cancelled_request() {
     for settings in [direct(), oldest(2)] {
         let mut bench = Bench::new(with(settings, |sequences| sequences.implicit_start = true), 1);

@@ -185,8 +185,9 @@ impl World {
                 Action::Reject { request, reason } => {
                     self.answer(request, Fate::Waits);
                     let life = self.of_request[&request];
-                    if self.implicit && reason == RejectReason::Cancelled {
-                        // The others are still executed.
+                    if matches!(reason, RejectReason::Cancelled | RejectReason::SequenceCancelled) {
+                        // Others of the same life are still executed: earlier ones, with implicit starts all, otherwise those of the
+                        // next sequence of the id.
                         self.lives[life].requests.retain(|one| *one != request);
                     }
                     let refused = matches!(reason, RejectReason::SequenceNotStarted | RejectReason::SequenceLost);

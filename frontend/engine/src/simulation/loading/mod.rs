@@ -282,7 +282,10 @@ const SEEDS: u64 = 400;
 
 #[test]
 fn every_load_and_request_ends_and_nothing_is_left() {
-    super::run_all(0..SEEDS, run);
+    let all = super::run_all(0..SEEDS, run, Coverage::add);
+    let requests = [all.answered, all.refused, all.cancelled];
+    let changes = [all.loads, all.failed_loads, all.unloads, all.evictions, all.changes];
+    assert!(requests.into_iter().chain(changes).all(|count| count > 0), "something never happened: {all:?}");
 }
 
 #[test]
