@@ -89,8 +89,8 @@ def test_a_fault_is_found_only_if_the_simulation_reports_it(mutants):
     patch = Path("arena-leak.patch")
     for text, expected in (
         ("    print('seed 1, after 2 s: broken')\n    sys.exit(101)\n", (True, "seed 1, after 2 s: broken")),
-        ("    sys.exit(101)\n", (False, "NOT FOUND: exit status 101")),
-        ("    print('seed 1, after 2 s: passed')\n", (False, "NOT FOUND: exit status 0")),
+        ("    sys.exit(101)\n", (False, "NOT FOUND: the test failed without a seed")),
+        ("    print('seed 1 passed')\n", (False, "NOT FOUND: the test passed")),
     ):
         mutants.test(text)
         found, said = mutants.find(patch)

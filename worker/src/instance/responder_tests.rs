@@ -82,6 +82,8 @@ struct Frontend {
     inputs_kept: Receiver<Received>,
     /// Permits the end of an executed batch, so that a test can act before.
     ends: mpsc::Sender<()>,
+    /// Reports each executed batch, before its end.
+    executed: Receiver<()>,
 }
 
 fn start(what: What, decoupled: bool) -> Frontend {
@@ -118,6 +120,7 @@ fn start(what: What, decoupled: bool) -> Frontend {
     let (kept, kept_by_test) = messages();
     let (inputs, inputs_kept) = messages();
     let (ends, ended) = mpsc::channel();
+    let (executing, executed) = mpsc::channel();
     let main = runtime.clone();
     thread::spawn(move || {
         let mut instance =
@@ -125,7 +128,7 @@ fn start(what: What, decoupled: bool) -> Frontend {
         while let Ok(Some(frame)) = main.session().connection.receive() {
             let ToWorker::Execute(execute) = frame else { break };
             let Executed { done, kept, .. } = instance.execute(&execute);
-            if ended.recv().is_err() {
+            if executing.send(()).is_err() || ended.recv().is_err() {
                 break;
             }
             sender.send(&ToFrontend::Done(done)).unwrap();
@@ -133,7 +136,16 @@ fn start(what: What, decoupled: bool) -> Frontend {
             main.session().connection.batch_announced(execute.batch);
         }
     });
-    Frontend { socket, inputs: our_inputs, outputs: our_outputs, runtime, kept: kept_by_test, inputs_kept, ends }
+    Frontend {
+        socket,
+        inputs: our_inputs,
+        outputs: our_outputs,
+        runtime,
+        kept: kept_by_test,
+        inputs_kept,
+        ends,
+        executed,
+    }
 }
 
 impl Frontend {
@@ -244,6 +256,7 @@ fn an_answer_before_the_end_of_its_batch_is_sent_after_it() {
     let mut frontend = start(What::Keep, false);
     frontend.execute(1, b"x");
     let (responder, input) = frontend.kept.recv().unwrap();
+    frontend.executed.recv().unwrap();
     let (responding, is_responding) = mpsc::channel();
     let sender = thread::spawn(move || {
         responding.send(()).unwrap();
