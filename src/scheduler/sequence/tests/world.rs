@@ -46,6 +46,8 @@ struct World {
     /// The keys of which an instance has state.
     state: BTreeMap<u64, InstanceId>,
     starts: BTreeMap<RequestId, bool>,
+    /// Requests that waited behind a cancelled one of their sequence.
+    given_up: BTreeSet<RequestId>,
 }
 
 impl World {
@@ -82,6 +84,7 @@ impl World {
             ready: BTreeMap::new(),
             state: BTreeMap::new(),
             starts: BTreeMap::new(),
+            given_up: BTreeSet::new(),
         }
     }
 
@@ -185,6 +188,11 @@ impl World {
                 Action::Reject { request, reason } => {
                     self.answer(request, Fate::Waits);
                     let life = self.of_request[&request];
+                    if reason == RejectReason::Cancelled && !self.implicit {
+                        // Those behind it are not executed, up to the next START.
+                        let requests = self.lives[life].requests.iter().skip_while(|one| **one != request).skip(1);
+                        self.given_up.extend(requests.take_while(|one| !self.starts[one]));
+                    }
                     if matches!(reason, RejectReason::Cancelled | RejectReason::SequenceCancelled) {
                         // Others of the same life are still executed: earlier ones, with implicit starts all, otherwise those of the
                         // next sequence of the id.
@@ -219,6 +227,7 @@ impl World {
         let mut keys = BTreeSet::new();
         for (place, step) in slots.iter().enumerate().filter_map(|(place, step)| Some((place, (*step)?))) {
             before.push(step.request);
+            assert!(!self.given_up.contains(&step.request), "its sequence has ended at a cancelled request");
             assert!(keys.insert(step.key), "one request of a sequence in a batch");
             let fate = self.fates.get_mut(&step.request).unwrap();
             assert_eq!(*fate, Fate::Waits);
