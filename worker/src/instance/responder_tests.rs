@@ -86,6 +86,24 @@ struct Frontend {
     executed: Receiver<()>,
 }
 
+/// The load of version 1 of the model `m`, on a processor.
+fn load(config: Vec<u8>) -> Load {
+    Load {
+        initial_states: String::new(),
+        wire_version: VERSION,
+        model: "m".into(),
+        version: 1,
+        instance: "m_0".into(),
+        directory: String::new(),
+        config,
+        threads: 1,
+        spin_us: 0,
+        metrics: WorkerMetrics::default().encode(),
+        auto_detect: false,
+        device: None,
+    }
+}
+
 fn start(what: What, decoupled: bool) -> Frontend {
     let config = format!(
         "backend: 'keeper' model_transaction_policy {{ decoupled: {decoupled} }}
@@ -98,25 +116,12 @@ fn start(what: What, decoupled: bool) -> Frontend {
     let (our_inputs, our_outputs) = (map(&inputs), map(&outputs));
     let (ring, _) = channel::create(0).unwrap();
     let (_, wakeup) = rustix::pipe::pipe().unwrap();
-    let load = Load {
-        initial_states: String::new(),
-        wire_version: VERSION,
-        model: "m".into(),
-        version: 1,
-        instance: "m_0".into(),
-        directory: String::new(),
-        config: config.encode(),
-        threads: 1,
-        spin_us: 0,
-        metrics: WorkerMetrics::default().encode(),
-        auto_detect: false,
-        device: None,
-    };
     let regions = UnixStream::pair().unwrap().0.into();
     let ((reader, sender), socket) = connection();
     socket.set_read_timeout(Duration::from_secs(10));
     let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, wakeup, regions };
-    let (runtime, regions) = crate::open(&load, (reader, sender.clone()), descriptors, Cuda::new(None)).unwrap();
+    let (runtime, regions) =
+        crate::open(&load(config.encode()), (reader, sender.clone()), descriptors, Cuda::new(None)).unwrap();
     let (kept, kept_by_test) = messages();
     let (inputs, inputs_kept) = messages();
     let (ends, ended) = mpsc::channel();
