@@ -119,6 +119,8 @@ pub struct ModelStatus {
     pub versions: BTreeMap<u64, VersionStatus>,
     /// Why the model as a whole could not be loaded (its configuration is invalid, it has no versions); empty if it could.
     pub failure: String,
+    /// Whether its latest load or reload failed, also if earlier versions continue to serve. An unload sets it back.
+    pub load_failed: bool,
 }
 
 /// One line of the repository index.
@@ -174,12 +176,21 @@ impl States {
 
     /// Records that the model as a whole cannot be loaded. Running versions continue to serve.
     pub fn fail(&mut self, model: &str, reason: impl Into<String>) {
-        self.entry(model).failure = reason.into();
+        let status = self.entry(model);
+        status.failure = reason.into();
+        status.load_failed = true;
+    }
+
+    /// Records whether the latest load or reload of a model succeeded. Does nothing if the model is not known.
+    pub fn load_ended(&mut self, model: &str, succeeded: bool) {
+        if let Some(status) = self.models.get_mut(model) {
+            status.load_failed = !succeeded;
+        }
     }
 
     /// Records that several repositories have the model, so that it cannot be loaded. The index shows this in place of versions.
     pub fn mark_duplicate(&mut self, model: &str) {
-        *self.entry(model) = ModelStatus { failure: DUPLICATE.to_owned(), ..ModelStatus::default() };
+        *self.entry(model) = ModelStatus { failure: DUPLICATE.to_owned(), load_failed: true, ..ModelStatus::default() };
     }
 
     /// Begins to unload a model: ready versions become unloading, loading versions become unavailable, and a model without known
@@ -191,6 +202,7 @@ impl States {
             return;
         }
         status.failure.clear();
+        status.load_failed = false;
         for version in status.versions.values_mut() {
             match version.state {
                 State::Ready => *version = VersionStatus { state: State::Unloading, reason: String::new() },
@@ -461,6 +473,23 @@ mod tests {
         (1..=4).for_each(|version| states.forget_unloading("simple", version));
         let left: Vec<u64> = states.model("simple").unwrap().versions.keys().copied().collect();
         assert_eq!(left, [1, 3, 4], "version 2 was unloading");
+    }
+
+    #[test]
+    fn the_latest_load_of_a_model_fails_or_succeeds() {
+        let mut states = states();
+        let failed = |states: &States| -> Vec<String> {
+            states.iter().filter(|(_, model)| model.load_failed).map(|(name, _)| name.to_owned()).collect()
+        };
+        assert_eq!(failed(&states), ["broken"]);
+        states.load_ended("simple", false);
+        states.load_ended("unknown", false);
+        states.mark_duplicate("twice");
+        assert_eq!(failed(&states), ["broken", "simple", "twice"]);
+        assert!(states.model("unknown").is_none());
+        states.load_ended("broken", true);
+        states.withdraw("simple");
+        assert_eq!(failed(&states), ["twice"], "an unload ends the failure");
     }
 
     #[test]

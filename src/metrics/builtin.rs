@@ -165,6 +165,7 @@ builtins! {
     ModelSlots = "pharos_model_execution_slots" Gauge ["model", "version"] Family;
     ModelBatchSlots = "pharos_model_batch_free_slots" Gauge ["model", "version"] Family;
     OpenStreams = "pharos_open_streams" Gauge ["protocol"] OpenStreams;
+    ModelLastLoad = "pharos_model_last_load_successful" Gauge ["model"] Family;
     ModelState = "pharos_model_state" Gauge ["model", "version", "state"] Family;
     ModelChanges = "pharos_model_changes_total" Counter ["change", "result"] Family;
     OnDemandLoads = "pharos_on_demand_loads_total" Counter ["model", "result"] Family;

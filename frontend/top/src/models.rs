@@ -17,6 +17,8 @@ const INSTANCES: Builtin = Builtin::Instances;
 pub(crate) struct Model {
     pub(crate) name: String,
     pub(crate) version: String,
+    /// Whether the latest load of the model failed. Earlier versions may serve.
+    pub(crate) load_failed: bool,
     /// Ready instances, and all. Ensembles have none.
     pub(crate) ready: Option<f64>,
     pub(crate) instances: Option<f64>,
@@ -39,10 +41,12 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// Returns whether an instance is not ready, or more than 1 % of the requests fail.
+    /// Returns whether the latest load failed, an instance is not ready, or more than 1 % of the requests fail.
     pub(crate) fn is_troubled(&self) -> bool {
         let failures = self.failures.unwrap_or_default();
-        self.ready < self.instances || failures > 0.01 * (failures + self.requests.unwrap_or_default())
+        self.load_failed
+            || self.ready < self.instances
+            || failures > 0.01 * (failures + self.requests.unwrap_or_default())
     }
 }
 
@@ -54,11 +58,20 @@ pub(crate) fn models(history: &History) -> Vec<Model> {
     known.into_iter().map(|key| model(key, &levels, recent.as_ref())).collect()
 }
 
-/// Returns the models of a scrape.
+/// Returns the models of a scrape: those with loaded versions, and, without a version, those whose load failed.
 fn known(scrape: &Scrape) -> BTreeSet<ModelKey> {
     let families = [SUCCESS, INSTANCES, PENDING];
     let keys = families.iter().flat_map(|family| scrape.list(*family)).map(|(key, _)| model_key(key));
-    keys.filter(|(name, _)| !name.is_empty()).collect()
+    let mut known: BTreeSet<ModelKey> = keys.filter(|(name, _)| !name.is_empty()).collect();
+    let loaded: BTreeSet<String> = known.iter().map(|(name, _)| name.clone()).collect();
+    known.extend(failed_loads(scrape).filter(|name| !loaded.contains(name)).map(|name| (name, String::new())));
+    known
+}
+
+/// Returns the names of the models whose latest load failed.
+fn failed_loads(scrape: &Scrape) -> impl Iterator<Item = String> {
+    let failed = scrape.list(Builtin::ModelLastLoad).iter().filter(|(_, succeeded)| *succeeded == 0.0);
+    failed.map(|(key, _)| key.label("model").to_owned())
 }
 
 /// Values by model.
@@ -70,6 +83,8 @@ struct Levels {
     instances: ByModel,
     waiting: ByModel,
     memory: ByModel,
+    /// The models whose latest load failed.
+    load_failed: BTreeSet<String>,
 }
 
 impl Levels {
@@ -83,6 +98,7 @@ impl Levels {
             instances: now.sums(INSTANCES, model_key),
             waiting: now.sums(PENDING, model_key),
             memory: now.sums(Builtin::WorkerMemory, model_key),
+            load_failed: failed_loads(now).collect(),
         }
     }
 }
@@ -126,6 +142,7 @@ fn model(key: ModelKey, levels: &Levels, recent: Option<&Recent>) -> Model {
     let level = |of: &ByModel| of.get(&key).copied();
     let instances = level(&levels.instances).filter(|count| *count > 0.0);
     let mut model = Model {
+        load_failed: levels.load_failed.contains(&key.0),
         ready: instances.and(level(&levels.ready)),
         instances,
         waiting: level(&levels.waiting),
@@ -221,6 +238,22 @@ mod tests {
             .collect();
         let row = |name, factor| (name, Some(factor / 2.0), Some(factor), Some(factor), true);
         assert_eq!(shown, [row("/a/m", 2.0), row("/b/m", 4.0)]);
+    }
+
+    #[test]
+    fn models_whose_load_failed_have_problems() {
+        let of = |model: &str, succeeded: u8| {
+            format!("pharos_model_last_load_successful{{model=\"{model}\"}} {succeeded}\n")
+        };
+        let serves = |model: &str| format!("pharos_instances{{model=\"{model}\",version=\"1\",state=\"ready\"}} 1\n");
+        let text =
+            of("broken", 0) + &of("good", 1) + &of("old", 0) + &of("unloaded", 1) + &serves("good") + &serves("old");
+        let found = models(&history(&[&text]));
+        let shown: Vec<_> = found
+            .iter()
+            .map(|model| (model.name.as_str(), model.version.as_str(), model.ready, model.is_troubled()))
+            .collect();
+        assert_eq!(shown, [("broken", "", None, true), ("good", "1", Some(1.0), false), ("old", "1", Some(1.0), true)]);
     }
 
     #[test]

@@ -4,7 +4,9 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
+import subprocess
 import threading
 
 import pytest
@@ -13,7 +15,7 @@ from harness import browser
 from harness.browser import Browser
 from harness.inference import one, simple
 from harness.models import copy_models
-from harness.server import EXAMPLES, MODELS, ROOT, Server
+from harness.server import EXAMPLES, MODELS, ROOT, Server, binary
 from harness.stream_models import COMPARED, build
 from harness.waiting import DEADLINE_S, eventually, every
 
@@ -416,6 +418,29 @@ def test_small_charts_of_many_models(loaded, page):
       return [watch.takeRecords().length, calls];
     })()""")
     assert (changes, 0 < calls < 3 * 50) == (0, True), (changes, calls)
+    assert page.complaints == []
+
+
+@needs_browser
+def test_failed_loads_appear(start, page, tmp_path):
+    """A model of which no version could be loaded, and one of which an earlier version serves, have problems."""
+    folder = copy_models(tmp_path / "models", ["identity_fp32", "fail"], MODELS)
+    (folder / "fail/config.pbtxt").write_text("max_batch_sise: 1")
+    server = start([], "--model-control-mode=poll", "--repository-poll-secs=1", "--exit-on-error=false", repository=folder, wait=False)
+    server.wait_until_ready("/v2/health/live")
+    page.open(url(server))
+    shows(page, "models", r"fail\s+load failed")
+    shows(page, "models", r"identity_fp32\s+1\s+1 of 1 ready\s")
+    shows(page, "status", "^the last load of 1 model failed$")
+    shows(page, "models-count", "^2, 1 with problems$")
+    top = subprocess.run([binary(), "top", "--once", server.metrics], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert re.search("^fail +failed ", top.stdout, re.MULTILINE), top
+    (folder / "identity_fp32/config.pbtxt").write_text("max_batch_sise: 1")
+    shows(page, "models", r"identity_fp32\s+1\s+1 of 1 ready, reload failed")
+    shows(page, "status", "^the last load of 2 models failed$")
+    for name in ("identity_fp32", "fail"):
+        shutil.copy(MODELS / name / "config.pbtxt", folder / name)
+    shows(page, "status", "^all instances ready$")
     assert page.complaints == []
 
 

@@ -54,6 +54,7 @@ NO_DATA = {
 
 QUIET = {
     r"pharos_request_failures_total|nv_inference_request_failure": "no such failure happened",
+    r"pharos_model_last_load_successful": "no load failed",
     r"pharos_instance_restarts_total": "no worker was lost in the time of this point",
 }
 """A filter (`> 0`) on one of these may have an empty result."""

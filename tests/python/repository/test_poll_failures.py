@@ -1,4 +1,6 @@
-"""Poll mode: what becomes of models and versions that cannot be loaded."""
+"""What becomes of models and versions that cannot be loaded, in poll mode unless a test says otherwise."""
+
+import shutil
 
 import pytest
 
@@ -98,3 +100,52 @@ def test_loads_that_cannot_begin_are_counted(start, tmp_path):
     started = start([], "--exit-on-error=false", repository=folder, wait=False)
     started.wait_until_ready("/v2/health/live")
     eventually("both loads have failed", lambda: failures(started) == 2)
+
+
+def test_failed_loads_are_a_metric(start, tmp_path):
+    """`pharos_model_last_load_successful`: also for reloads after which the earlier files serve, and for models without a version."""
+    folder = tmp_path / "models"
+    write(folder, "model", "/dev/null")
+    write(folder, "broken", tmp_path / "missing")
+    write(folder, "unreadable", "/dev/null")
+    (folder / "unreadable/config.pbtxt").write_text(CONFIG.replace("max_batch_size", "max_batch_sise"))
+    server = start([], *POLL, repository=folder, wait=False)
+    server.wait_until_ready("/v2/health/live")
+
+    def loads() -> dict:
+        series = server.scrape().items()
+        return {dict(labels)["model"]: value for (name, labels), value in series if name == "pharos_model_last_load_successful"}
+
+    eventually("two models have failed", lambda: loads() == {"model": 1, "broken": 0, "unreadable": 0})
+    (folder / "model/config.pbtxt").write_text(CONFIG.replace("TYPE_FP32", "TYPE_FP23"))
+    eventually("a reload has failed", lambda: loads()["model"] == 0)
+    assert server.infer("model", VALUES)[0] == 200
+    (folder / "model/config.pbtxt").write_text(CONFIG)
+    (folder / "unreadable/config.pbtxt").write_text(CONFIG)
+    shutil.rmtree(folder / "broken")
+    # The index keeps a model that has had versions.
+    eventually("the others are loaded", lambda: loads() == {"model": 1, "unreadable": 1, "broken": 1})
+
+
+def test_an_unload_ends_a_failed_load(start, tmp_path):
+    """With explicit loads: nothing is wrong with a model that nobody wants any more, and an unknown model has no series."""
+    folder = tmp_path / "models"
+    write(folder, "model", "/dev/null")
+    server = start([], "--model-control-mode=explicit", f"--python={PYTHON}", repository=folder)
+
+    def ask(verb: str, name="model") -> tuple:
+        status, _ = server.ask("POST", f"/v2/repository/models/{name}/{verb}", "{}")
+        return status, total(server.scrape(), "pharos_model_last_load_successful", model=name)
+
+    assert ask("load", "missing")[0] >= 400
+    assert not [labels for name, labels in server.scrape() if name == "pharos_model_last_load_successful" and ("model", "missing") in labels]
+    assert ask("load") == (200, 1)
+    write_code = (folder / "model/1/model.py").write_text
+    write_code("raise RuntimeError('broken')\n")
+    assert ask("load") == (400, 0)
+    assert server.infer("model", VALUES)[0] == 200
+    assert ask("unload") == (200, 1)
+    assert ask("load") == (400, 0)
+    assert ask("unload") == (200, 1)
+    write_code(CODE.replace("PATH", "/dev/null"))
+    assert ask("load") == (200, 1)

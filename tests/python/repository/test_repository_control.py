@@ -421,7 +421,7 @@ def test_requests_in_flight_finish_after_an_unload(serve):
         labels = {("model", "slow"), ("model_name", "slow")}
         return {name for name, own in world.server.scrape() if labels & set(own)}
 
-    eventually("its series are removed", lambda: series() == {"pharos_model_state"})
+    eventually("its series are removed", lambda: series() == {"pharos_model_state", "pharos_model_last_load_successful"})
 
 
 def sequence(world, number: int, value: int, start=False, end=False) -> tuple:

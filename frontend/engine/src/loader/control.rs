@@ -280,6 +280,7 @@ impl Loader {
                 }
                 Mode::Explicit | Mode::OnDemand => {}
             }
+            table.states.load_ended(name, false);
         });
         match unprepared {
             PrepareError::NotFound(reason) | PrepareError::Unreadable(reason) => not_polled(name, reason),
@@ -306,8 +307,10 @@ impl Loader {
             };
             drop(running);
             let applied = self.apply(prepared, reload, failing).await;
-            if applied.is_ok() {
-                self.models.change(|table| match &wanted.overrides {
+            self.models.change(|table| {
+                table.states.load_ended(name, applied.is_ok());
+                match &wanted.overrides {
+                    _ if applied.is_err() => {}
                     Some(overrides) => drop(table.overrides.insert(name.to_owned(), overrides.clone())),
                     None => {
                         table.overrides.remove(name);
@@ -315,8 +318,8 @@ impl Loader {
                             table.remember_on_demand(name);
                         }
                     }
-                });
-            }
+                }
+            });
             applied.map_err(|reason| load_failed(name, &reason))
         };
         let mut exiting = self.exiting.subscribe();

@@ -229,6 +229,7 @@ impl Loader {
             for number in prepared.versions.keys() {
                 table.states.set(name, *number, State::Unavailable, ON_DEMAND);
             }
+            table.states.load_ended(name, true);
             match table.on_demand.get(name) {
                 Some(known) => known.update(model),
                 None => drop(table.on_demand.insert(name.to_owned(), Arc::new(model))),

@@ -180,9 +180,11 @@ impl ModelTable {
         all
     }
 
-    /// Sets the state gauge of every known version.
+    /// Sets the state gauge of every known version, and the result of the latest load of every known model.
     fn observe_states(&self) {
         let snapshot = self.snapshot();
+        let loads = snapshot.states.iter().map(|(name, model)| (vec![name], if model.load_failed { 0.0 } else { 1.0 }));
+        self.shared.metrics.set_gauges(Builtin::ModelLastLoad, &loads.collect::<Rows<'_>>());
         let known = snapshot.states.iter().flat_map(|(name, model)| {
             model.versions.iter().map(move |(version, status)| (name, version.to_string(), status.state))
         });

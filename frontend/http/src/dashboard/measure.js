@@ -229,7 +229,12 @@ const scaled = (value, factor) => (value === null ? null : value * factor);
 
 const modelKey = (labels) => `${labels.model}\u0000${labels.version}`;
 
-// Returns the models of a scrape with their versions.
+// Returns the names of the models whose latest load failed.
+function failedLoads(scrape) {
+  return new Set(scrape.list("pharos_model_last_load_successful").filter(({ value }) => value === 0).map(({ labels }) => labels.model));
+}
+
+// Returns the models of a scrape: those with loaded versions, and, without a version, those whose load failed.
 function models(scrape) {
   const found = new Map();
   for (const family of [FAMILY.success, FAMILY.instances, FAMILY.pending, FAMILY.items, `${timeHistogram("request")}_count`]) {
@@ -237,6 +242,8 @@ function models(scrape) {
       if (labels.model !== undefined) found.set(modelKey(labels), { model: labels.model, version: labels.version });
     }
   }
+  const loaded = new Set([...found.values()].map(({ model }) => model));
+  for (const model of failedLoads(scrape)) if (!loaded.has(model)) found.set(modelKey({ model, version: "" }), { model, version: "" });
   return found;
 }
 

@@ -131,7 +131,7 @@ function makeTable() {
 
 // Returns the figures of each model over the last ten seconds.
 function tableRows() {
-  const now = history_.latest, recent = history_.recent(), found = models(now);
+  const now = history_.latest, recent = history_.recent(), found = models(now), failed = failedLoads(now);
   const parts = recent ? split(recent) : new Map();
   const [ready, resident, pending] = [FAMILY.instances, FAMILY.resident, FAMILY.pending].map((family) => byModel(now.list(family)));
   const total = (samples) => samples?.reduce((sum, { value }) => sum + value, 0) ?? null;
@@ -144,14 +144,14 @@ function tableRows() {
       key, name: model, version: version ?? "", rate: figures.success ?? null, latency: figures.p99 ?? figures.mean ?? null, queue: shared,
       pending: figures.pending ?? total(pending.get(key)), batch: figures.batch ?? null,
       failed: figures.failed ?? null, ready: count("ready"), all: count() || null, // Ensembles have no instances.
-      state: count() ? count("ready") / count() : null,
+      state: count() ? count("ready") / count() : failed.has(model) ? 0 : null, loadFailed: failed.has(model),
       memory: total(resident.get(key)),
     };
   });
 }
 
-// Returns whether an instance is not ready or more than 1 % of the requests failed.
-const troubled = (row) => (row.all !== null && row.ready < row.all) || row.failed > 0.01 * (row.rate + row.failed);
+// Returns whether the latest load failed, an instance is not ready or more than 1 % of the requests failed.
+const troubled = (row) => row.loadFailed || (row.all !== null && row.ready < row.all) || row.failed > 0.01 * (row.rate + row.failed);
 
 function compare(a, b) {
   const x = a[state.sort], y = b[state.sort];
@@ -223,6 +223,13 @@ function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+// Returns the text and the level of the instances of a model.
+function instancesText({ ready, all, loadFailed }) {
+  if (all === null) return loadFailed ? ["load failed", "bad"] : [NONE, null];
+  const level = ready < all ? (ready > 0 ? "warn" : "bad") : loadFailed ? "warn" : "good";
+  return [`${ready} of ${all} ready${loadFailed ? ", reload failed" : ""}`, level];
+}
+
 function fillRow(row, figures) {
   row.className = figures.key === state.chosen ? "chosen" : "";
   COLUMNS.forEach((column, i) => {
@@ -230,9 +237,8 @@ function fillRow(row, figures) {
     if (column.id === "name") cell.firstChild.setAttribute("aria-pressed", String(figures.key === state.chosen));
     else if (column.id === "version") setText(cell, figures.version);
     else if (column.id === "state") {
-      const level = figures.ready === figures.all ? "good" : figures.ready > 0 ? "warn" : "bad";
-      const text = figures.all === null ? NONE : `${figures.ready} of ${figures.all} ready`;
-      if (cell.textContent !== text) cell.replaceChildren(...(figures.all === null ? [] : [html("i", { class: `dot ${level}` })]), text);
+      const [text, level] = instancesText(figures);
+      if (cell.textContent !== text) cell.replaceChildren(...(level === null ? [] : [html("i", { class: `dot ${level}` })]), text);
     } else if (column.spark) {
       setText(cell.firstChild.lastChild, column.format(figures[column.id]));
     } else {
@@ -443,14 +449,22 @@ function showHealth() {
 
 // ---- the page -----------------------------------------------------------------------------------------------------------
 
+// Returns the status of the server in a few words, and its level.
+function statusOf(now) {
+  const ready = now.sum(FAMILY.instances, (labels) => labels.state === "ready"), all = now.sum(FAMILY.instances);
+  const failed = failedLoads(now).size;
+  if (ready === 0) return ["no instance ready", "bad"];
+  if (ready < all) return [`${all - ready} of ${all} instances not ready`, "warn"];
+  if (failed) return [`the last load of ${times(failed, "model")} failed`, "warn"];
+  return [ready === null ? "serving" : "all instances ready", "good"];
+}
+
 function showHeader() {
   const now = history_.latest, version = now.list("pharos_build_info")[0]?.labels.version, started = now.one("process_start_time_seconds");
   const host = now.list("ts_inference_requests_total")[0]?.labels.hostname ?? now.list("CPUUtilization")[0]?.labels.Hostname;
   const parts = [host, version && `version ${version}`, started && `up ${seconds(Date.now() / 1000 - started)}`];
   $("about").textContent = parts.filter(Boolean).join(" · ");
-  const ready = now.sum(FAMILY.instances, (labels) => labels.state === "ready"), all = now.sum(FAMILY.instances);
-  const [text, level] = ready === null ? ["serving", "good"] : ready === all ? ["all instances ready", "good"]
-    : ready === 0 ? ["no instance ready", "bad"] : [`${all - ready} of ${all} instances not ready`, "warn"];
+  const [text, level] = statusOf(now);
   status(state.paused ? "paused" : text, state.paused ? "" : level);
   document.title = host ? `Pharos · ${host}` : "Pharos";
 }
