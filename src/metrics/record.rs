@@ -30,7 +30,8 @@ pub use super::responses::ResponseKind;
 pub use super::streams::StreamProgress;
 use crate::error::{InferError, Reason};
 use crate::id::TraceId;
-use crate::timeline::{ComputeStamps, SendReason, Timeline};
+use crate::infer::is_late;
+use crate::timeline::{ComputeStamps, Instant, SendReason, Timeline};
 pub use connections::{
     connection_accepted, connection_refused, connections_open, credentials_reloaded, credentials_watched,
     listener_opened,
@@ -79,12 +80,13 @@ pub fn inference_done(series: &ModelSeries, timeline: &Timeline, batch_size: u64
     series.objectives.succeeded(timeline.request_ns());
 }
 
-/// Counts a request that succeeded after its client had left, like [`inference_done`]; for the objectives of the model it is
-/// cancelled.
-pub fn inference_abandoned(series: &ModelSeries, timeline: &Timeline, batch_size: u64) {
+/// Counts a request that succeeded after its client had left, like [`inference_done`]. For the objectives of the model it is
+/// cancelled, or too late if the client's deadline has passed.
+pub fn inference_abandoned(series: &ModelSeries, timeline: &Timeline, batch_size: u64, deadline: Option<Instant>) {
     let series = series.current();
     client_done(&series, timeline, batch_size);
-    series.objectives.failed(Fault::Abandoned, timeline.request_ns());
+    let left = Failed::abandoned(deadline, timeline.request_end);
+    series.objectives.failed(left.fault, timeline.request_ns());
 }
 
 fn client_done(series: &ModelSeries, timeline: &Timeline, batch_size: u64) {
@@ -304,6 +306,22 @@ pub fn inference_refused(series: &ModelSeries, reason: Reason) {
 pub struct Failed {
     reason: Reason,
     fault: Fault,
+}
+
+impl Failed {
+    /// The client left before `now`. If that was at its deadline, the server is at fault.
+    pub fn abandoned(deadline: Option<Instant>, now: Instant) -> Self {
+        let fault = if is_late(deadline, now) { Fault::Server } else { Fault::Abandoned };
+        Self { reason: Reason::Cancelled, fault }
+    }
+
+    /// The request failed at `now` with this error; `deadline` is that of its client.
+    pub fn of(error: &InferError, deadline: Option<Instant>, now: Instant) -> Self {
+        match error.reason {
+            Reason::Cancelled => Self::abandoned(deadline, now),
+            _ => error.into(),
+        }
+    }
 }
 
 impl From<Reason> for Failed {

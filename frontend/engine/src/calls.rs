@@ -182,6 +182,7 @@ impl Shared {
         if let Some(parent) = call.request.parent.and_then(|place| self.driver.part_at(place)) {
             request.tenant = parent.request.tenant;
             request.trace = parent.request.trace;
+            request.deadline = parent.request.deadline;
             request.traced = parent.request.traced.as_ref().map(Traced::step);
         }
         let now = clock::now();

@@ -21,7 +21,7 @@ use pharos::error::{InferError, Reason};
 use pharos::id::{CorrelationId, ModelVersion, TenantId};
 use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::cache::Cache;
-use pharos::metrics::record::{self, EnsembleDone, MissTimes};
+use pharos::metrics::record::{self, EnsembleDone, Failed, MissTimes};
 use pharos::metrics::series::ModelSeries;
 use pharos::model::{Checked, ModelConfig, Scheduling};
 use pharos::request_trace::Traced;
@@ -156,6 +156,7 @@ struct Unanswered<V: Member> {
     version: Arc<V>,
     in_flight: Arc<AtomicUsize>,
     started: Instant,
+    deadline: Option<Instant>,
     tenant: TenantId,
     traced: Option<Traced>,
     answered: bool,
@@ -165,16 +166,24 @@ impl<V: Member> Unanswered<V> {
     fn new(version: &Arc<V>, ensemble: &Ensemble, request: &InferRequest) -> Self {
         ensemble.in_flight.fetch_add(1, Ordering::Relaxed);
         request_trace::queued(version.model(), request);
-        let (in_flight, traced) = (ensemble.in_flight.clone(), request.traced.clone());
-        let started = request.timeline.request_start;
-        Self { version: version.clone(), in_flight, started, tenant: request.tenant, traced, answered: false }
+        Self {
+            version: version.clone(),
+            in_flight: ensemble.in_flight.clone(),
+            started: request.timeline.request_start,
+            deadline: request.deadline,
+            tenant: request.tenant,
+            traced: request.traced.clone(),
+            answered: false,
+        }
     }
 
     /// Records that the request has failed. Returns the error prefixed with the ensemble's name.
     fn failed(&mut self, error: InferError) -> InferError {
         self.answered = true;
-        request_trace::failed(self.traced.as_ref(), &error, clock::now());
-        record::ensemble_failed(self.version.series(), &error, clock::now().ns_since(self.started));
+        let now = clock::now();
+        request_trace::failed(self.traced.as_ref(), &error, now);
+        let failed = Failed::of(&error, self.deadline, now);
+        record::ensemble_failed(self.version.series(), failed, now.ns_since(self.started));
         record::tenant_failed(self.version.series(), self.tenant, Reason::Internal);
         let message = in_ensemble(&self.version.config().name, &error.message);
         InferError { message, ..error }
@@ -186,7 +195,8 @@ impl<V: Member> Drop for Unanswered<V> {
         self.in_flight.fetch_sub(1, Ordering::Relaxed);
         if !self.answered {
             let now = clock::now();
-            record::ensemble_failed(self.version.series(), Reason::Cancelled, now.ns_since(self.started));
+            let failed = Failed::abandoned(self.deadline, now);
+            record::ensemble_failed(self.version.series(), failed, now.ns_since(self.started));
             record::tenant_failed(self.version.series(), self.tenant, Reason::Cancelled);
             request_trace::failed(self.traced.as_ref(), &InferError::cancelled(), now);
         }

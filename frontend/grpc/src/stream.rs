@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::{TenantId, TraceId};
-use pharos::infer::Parameter;
+use pharos::infer::{Parameter, is_late};
 use pharos::request_trace::Traced;
 use pharos::service::{Protocol, Responses, Route, Service, Streamed, UNREAD_RESPONSES};
 use pharos::timeline::Instant;
@@ -49,9 +49,6 @@ impl Answer {
     }
 }
 
-/// How long a call may take to arrive, so that its client's deadline is recognized when the client cancels at it.
-const ARRIVAL: Duration = Duration::from_millis(10);
-
 /// Counts a request once, at its last answer. If dropped earlier, it counts as cancelled, or as too late at the client's deadline.
 struct Counting<S: Service> {
     service: S,
@@ -70,9 +67,8 @@ impl<S: Service> Counting<S> {
 impl<S: Service> Drop for Counting<S> {
     fn drop(&mut self) {
         if !self.counted {
-            // The client cancels at its deadline, which is earlier by the time that its call took to arrive.
-            let is_late = self.deadline.is_some_and(|deadline| clock::now() + ARRIVAL >= deadline);
             let late = (ErrorCode::DeadlineExceeded, Reason::Timeout);
+            let is_late = is_late(self.deadline, clock::now());
             self.count(Some(if is_late { late } else { (ErrorCode::Cancelled, Reason::Cancelled) }));
         }
     }
@@ -250,6 +246,7 @@ impl<S: Service> Reading<S> {
         let mut decoded = codec::decode_for((message, Inputs::default()), &self.service).await?;
         self.forwarded.add_to(&mut decoded);
         decoded.timeline.received = received;
+        decoded.deadline = self.deadline;
         (decoded.tenant, decoded.trace) = self.caller;
         GRPC.received(traced, self.service.now(), &mut decoded);
         decoded.timeline.request_start = self.service.now();

@@ -3,11 +3,15 @@
 import http.client
 import json
 import os
+import queue
 import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
 
 from harness import prometheus
 from harness.inference import one
@@ -100,10 +104,8 @@ def test_every_request_is_counted_exactly(start, tmp_path):
     assert set(thresholds.values()) == {0.15, 3600} and not any(sli == "availability" for *_, sli in thresholds)
 
 
-@pytest.mark.skipif(not has_worker, reason=f"{PYTHON} does not have the package pharos-worker: make python-worker")
-def test_requests_of_clients_that_leave(start, tmp_path):
-    """The worker completes the request all the same, which is cancelled for the objectives: bad after the threshold, and otherwise
-    not counted."""
+def waiting(start, tmp_path):
+    """Starts a server whose model `waits` waits until the file `go` exists, with an objective that each request exceeds and one that none does."""
     file = tmp_path / "metrics.yaml"
     slos = [f"  - {{name: {name}, latency: {{threshold: {time}, share: 90%}}, availability: 99%}}\n" for name, time in LIMITS]
     file.write_text((ROOT / "metrics.yaml").read_text() + "slos:\n" + "".join(slos))
@@ -112,7 +114,56 @@ def test_requests_of_clients_that_leave(start, tmp_path):
     (folder / "config.pbtxt").write_text(f'backend: "python" max_batch_size: 4 {IO}')
     (folder / "1/model.py").write_text(WAITS.replace("PATH", str(tmp_path / "go")))
     options = [f"--metrics-config={file}", "--metrics-mode=prometheus", f"--python={PYTHON}"]
-    server = start([], *options, repository=folder.parent)
+    return start([], *options, repository=folder.parent)
+
+
+def counted(server) -> dict:
+    """Returns the number of requests that count, by objective and indicator."""
+    every = counts(server.scrape(), "pharos_slo_requests_total")
+    return {(slo, sli): number for (_, slo, sli), number in every.items()}
+
+
+@pytest.mark.skipif(not has_worker, reason=f"{PYTHON} does not have the package pharos-worker: make python-worker")
+@pytest.mark.parametrize("streams", [False, True])
+def test_deadlines_of_grpc_clients_count_against_the_objective(start, tmp_path, streams):
+    """A client that leaves at its deadline got no answer in time: bad, while the request executes and while it waits in the queue."""
+    server = waiting(start, tmp_path)
+    late = lambda: total(server.scrape(), "pharos_request_failures_total", reason="TIMEOUT")  # noqa: E731
+
+    def ask(timeout_s: float):
+        """Sends a request with a deadline, and waits until it has passed."""
+        tensor = tritonclient.grpc.InferInput("INPUT0", [1, 2], "FP32")
+        tensor.set_data_from_numpy(np.zeros((1, 2), np.float32))
+        with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+            if streams:
+                answers = queue.Queue()
+                client.start_stream(lambda result, error: answers.put(error), stream_timeout=timeout_s)
+                client.async_stream_infer("waits", [tensor])
+                error = answers.get(timeout=DEADLINE_S)
+            else:
+                with pytest.raises(InferenceServerException) as raised:
+                    client.infer("waits", [tensor], client_timeout=timeout_s)
+                error = raised.value
+        assert "Deadline Exceeded" in str(error)
+
+    ask(1)
+    eventually("the server knows that the executing request is late", lambda: late() == 1)
+    assert (tmp_path / "go.begun").exists()
+    # The worker gets one more batch in advance, and the other request waits in the queue.
+    ask(0.2)
+    ask(0.2)
+    eventually("the server knows that the waiting requests are late", lambda: late() == 3)
+    eventually("the request in the queue counts", lambda: counted(server)["slow", "availability"] == 1)
+    (tmp_path / "go").touch()
+    eventually("all count", lambda: set(counted(server).values()) == {3})
+    assert set(counts(server.scrape(), "pharos_slo_good_requests_total").values()) == {0}
+
+
+@pytest.mark.skipif(not has_worker, reason=f"{PYTHON} does not have the package pharos-worker: make python-worker")
+def test_requests_of_clients_that_leave(start, tmp_path):
+    """The worker completes the request all the same, which is cancelled for the objectives: bad after the threshold, and otherwise
+    not counted."""
+    server = waiting(start, tmp_path)
     connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=DEADLINE_S)
     connection.request("POST", "/v2/models/waits/infer", json.dumps(one("FP32", [1, 2], [1, 2])))
     eventually("the model executes it", lambda: (tmp_path / "go.begun").exists())
@@ -122,9 +173,7 @@ def test_requests_of_clients_that_leave(start, tmp_path):
     (tmp_path / "go").touch()
     succeeded = lambda: total(server.scrape(), "nv_inference_request_success", model="waits")  # noqa: E731
     eventually("the request is executed", lambda: succeeded() == 1)
-    every = counts(server.scrape(), "pharos_slo_requests_total")
-    counted = {(slo, sli): number for (_, slo, sli), number in every.items()}
-    assert counted == {
+    assert counted(server) == {
         ("fast", "latency"): 1, ("fast", "availability"): 0, ("slow", "latency"): 0, ("slow", "availability"): 0,
     }  # fmt: skip
     assert set(counts(server.scrape(), "pharos_slo_good_requests_total").values()) == {0}

@@ -1,11 +1,12 @@
 //! Converts a batch's reply into answers. Answers are recorded before they are sent, so that clients find them in the statistics.
 
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use pharos::error::InferError;
 use pharos::id::RequestId;
 use pharos::infer::InferResponse;
-use pharos::metrics::record;
+use pharos::metrics::record::{self, Failed};
 use pharos::timeline::{Instant, Timeline};
 use pharos::wire::{Done, OutputBlock};
 
@@ -161,8 +162,11 @@ impl Driver {
 
     /// Records that a request succeeded, and whether its client had left before.
     fn record_served(&self, part: &Part, timeline: &Timeline, is_abandoned: bool) {
-        let done = if is_abandoned { record::inference_abandoned } else { record::inference_done };
-        done(&self.series, timeline, part.checked.batch_size);
+        let batch_size = part.checked.batch_size;
+        match is_abandoned {
+            true => record::inference_abandoned(&self.series, timeline, batch_size, part.request.deadline),
+            false => record::inference_done(&self.series, timeline, batch_size),
+        }
         record::tenant_served(&self.series, part.request.tenant, timeline);
         if let Some(trace) = part.request.trace {
             record::inference_traced(&self.series, timeline, trace, clock::wall_ms());
@@ -171,7 +175,8 @@ impl Driver {
 
     /// Records that a request failed after it had entered the queue.
     pub(super) fn record_failed(&self, part: &Part, error: &InferError, request_ns: u64) {
-        record::inference_failed(&self.series, error, request_ns);
+        let now = part.request.timeline.request_start + Duration::from_nanos(request_ns);
+        record::inference_failed(&self.series, Failed::of(error, part.request.deadline, now), request_ns);
         record::tenant_failed(&self.series, part.request.tenant, error.reason);
     }
 

@@ -8,7 +8,7 @@ use pharos::cache::Entry;
 use pharos::error::{InferError, Reason};
 use pharos::id::RequestId;
 use pharos::infer::{InferRequest, InferResponse};
-use pharos::metrics::record::{self, MissTimes};
+use pharos::metrics::record::{self, Failed, MissTimes};
 use pharos::metrics::series::ModelSeries;
 use pharos::model::{Checked, ModelConfig};
 use pharos::timeline::{CacheLookup, ComputeStamps};
@@ -121,7 +121,7 @@ impl Drop for LookUpGuard<'_> {
         let Some(id) = self.id.take() else { return };
         let now = clock::now();
         let ns = now.ns_since(self.request.timeline.request_start);
-        record::inference_failed(&self.driver.series, Reason::Cancelled, ns);
+        record::inference_failed(&self.driver.series, Failed::abandoned(self.request.deadline, now), ns);
         record::tenant_failed(&self.driver.series, self.request.tenant, Reason::Cancelled);
         request_trace::failed(self.request.traced.as_ref(), &InferError::cancelled(), now);
         if self.driver.ordered {
