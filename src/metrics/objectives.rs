@@ -12,6 +12,8 @@ use super::reading::Number;
 use super::source::ObjectiveValue;
 use crate::error::{ErrorCode, InferError, Reason};
 use crate::id::ModelName;
+use crate::infer::is_late;
+use crate::timeline::Instant;
 
 /// The requests that an objective has counted.
 #[derive(Debug, Default)]
@@ -177,6 +179,41 @@ impl From<&InferError> for Fault {
             }
             _ => Self::from(error.reason),
         }
+    }
+}
+
+/// Why a request failed.
+#[derive(Clone, Copy, Debug)]
+pub struct Failed {
+    pub(super) reason: Reason,
+    pub(super) fault: Fault,
+}
+
+impl Failed {
+    /// The client left before `now`. If that was at its deadline, the server is at fault.
+    pub fn abandoned(deadline: Option<Instant>, now: Instant) -> Self {
+        let fault = if is_late(deadline, now) { Fault::Server } else { Fault::Abandoned };
+        Self { reason: Reason::Cancelled, fault }
+    }
+
+    /// The request failed at `now` with this error; `deadline` is that of its client.
+    pub fn of(error: &InferError, deadline: Option<Instant>, now: Instant) -> Self {
+        match error.reason {
+            Reason::Cancelled => Self::abandoned(deadline, now),
+            _ => error.into(),
+        }
+    }
+}
+
+impl From<Reason> for Failed {
+    fn from(reason: Reason) -> Self {
+        Self { reason, fault: reason.into() }
+    }
+}
+
+impl From<&InferError> for Failed {
+    fn from(error: &InferError) -> Self {
+        Self { reason: error.reason, fault: error.into() }
     }
 }
 

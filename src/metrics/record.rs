@@ -23,14 +23,14 @@ use super::cache::Cache;
 use super::family::Series;
 use super::journal::Line;
 use super::labels::{Failure, InstanceState, ModelChange, OnDemandUnload, Outcome, Protocol, Route, result};
+pub use super::objectives::Failed;
 use super::objectives::Fault;
 use super::series::{ModelSeries, Times};
 
 pub use super::responses::ResponseKind;
 pub use super::streams::StreamProgress;
-use crate::error::{InferError, Reason};
+use crate::error::Reason;
 use crate::id::TraceId;
-use crate::infer::is_late;
 use crate::timeline::{ComputeStamps, Instant, SendReason, Timeline};
 pub use connections::{
     connection_accepted, connection_refused, connections_open, credentials_reloaded, credentials_watched,
@@ -299,41 +299,6 @@ pub fn inference_refused(series: &ModelSeries, reason: Reason) {
         series.counts.queue_refusals.add(1);
     }
     series.objectives.failed(Fault::from(reason), 0);
-}
-
-/// Why a request failed.
-#[derive(Clone, Copy, Debug)]
-pub struct Failed {
-    reason: Reason,
-    fault: Fault,
-}
-
-impl Failed {
-    /// The client left before `now`. If that was at its deadline, the server is at fault.
-    pub fn abandoned(deadline: Option<Instant>, now: Instant) -> Self {
-        let fault = if is_late(deadline, now) { Fault::Server } else { Fault::Abandoned };
-        Self { reason: Reason::Cancelled, fault }
-    }
-
-    /// The request failed at `now` with this error; `deadline` is that of its client.
-    pub fn of(error: &InferError, deadline: Option<Instant>, now: Instant) -> Self {
-        match error.reason {
-            Reason::Cancelled => Self::abandoned(deadline, now),
-            _ => error.into(),
-        }
-    }
-}
-
-impl From<Reason> for Failed {
-    fn from(reason: Reason) -> Self {
-        Self { reason, fault: reason.into() }
-    }
-}
-
-impl From<&InferError> for Failed {
-    fn from(error: &InferError) -> Self {
-        Self { reason: error.reason, fault: error.into() }
-    }
 }
 
 /// Creates the series of an ensemble with steps of these models.

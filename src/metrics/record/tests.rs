@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
+use crate::error::InferError;
 use crate::id::ModelVersion;
 use crate::metrics::cache::Settings;
 use crate::metrics::catalog::{Catalog, Overrides, Setting};

@@ -128,7 +128,7 @@ def test_failed_loads_are_a_metric(start, tmp_path):
 
 
 def test_an_unload_ends_a_failed_load(start, tmp_path):
-    """With explicit loads: nothing is wrong with a model that nobody wants any more, and an unknown model has no series."""
+    """With explicit loads: an unloaded model has no failed load any more, and an unknown model has no series."""
     folder = tmp_path / "models"
     write(folder, "model", "/dev/null")
     server = start([], "--model-control-mode=explicit", f"--python={PYTHON}", repository=folder)
