@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::timeline::Instant;
 use tonic::metadata::MetadataMap;
 
 /// The name of the header.
@@ -32,6 +33,15 @@ fn parse(text: &str) -> Option<Duration> {
     })
 }
 
+/// The longest time that a call is expected to take to arrive.
+const ARRIVAL: Duration = Duration::from_millis(10);
+
+/// Returns from when on a client that leaves does so at its deadline. By its own clock, the deadline is earlier by the time that the
+/// call took to arrive; this is at most a tenth of a short limit.
+pub(super) fn at(received: Instant, limit: Duration) -> Instant {
+    received + limit.saturating_sub(ARRIVAL.min(limit / 10))
+}
+
 /// Returns the error for a call whose deadline has passed.
 pub(super) fn exceeded() -> InferError {
     InferError::new(ErrorCode::DeadlineExceeded, Reason::Timeout, "Deadline Exceeded")
@@ -54,6 +64,14 @@ pub(super) async fn within<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn clients_leave_earlier_by_the_time_until_the_arrival() {
+        for (limit_ms, expected_ms) in [(1_000, 990), (100, 90), (50, 45), (0, 0)] {
+            let left = at(Instant(0), Duration::from_millis(limit_ms));
+            assert_eq!(left, Instant(expected_ms * 1_000_000), "{limit_ms} ms");
+        }
+    }
 
     #[test]
     fn parses_the_header_as_specified() {

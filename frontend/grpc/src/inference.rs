@@ -162,7 +162,7 @@ impl<S: Service> GrpcInferenceService for Inference<S> {
                 (request.trace, request.tenant) = (timing.trace(), tenant);
                 forwarded.add_to(&mut request);
                 request.timeline.received = account.received;
-                request.deadline = limit.map(|limit| account.received + limit);
+                request.deadline = limit.map(|limit| deadline::at(account.received, limit));
                 GRPC.received(traced.as_ref(), read, &mut request);
                 request.timeline.request_start = self.0.now();
                 let response = self.0.infer(request, Endpoint::GrpcInfer).await;

@@ -139,7 +139,7 @@ pub(super) fn answer<S: Service>(
         queue: sender,
         producer,
         window: window.clone(),
-        deadline: limit.map(|limit| open_since + limit),
+        deadline: limit.map(|limit| deadline::at(open_since, limit)),
         forwarded,
         caller,
         metadata,

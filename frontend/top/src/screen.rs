@@ -225,7 +225,7 @@ fn draw_models(frame: &mut Frame<'_>, area: Rect, (models, view): (&[Model], &mu
     let rows = models.iter().skip(view.first).map(|model| {
         let ready = match (model.ready, model.instances) {
             (Some(ready), Some(all)) => format!("{}/{}", number(Some(ready)), number(Some(all))),
-            _ if model.load_failed => "failed".to_owned(),
+            _ if model.load_failed && model.version.is_empty() => "failed".to_owned(),
             _ => crate::format::NONE.to_owned(),
         };
         let mut cells = vec![Text::from(shortened(&model.name, names)), right(model.version.clone()), right(ready)];

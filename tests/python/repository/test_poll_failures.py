@@ -8,6 +8,8 @@ from harness.inference import one
 from harness.server import total
 from harness.waiting import eventually
 from python_backend.worker import PYTHON, has_worker
+from repository.repositories import World
+from repository.repository_tables import ensemble, model
 
 POLL = ["--model-control-mode=poll", "--repository-poll-secs=1", "--exit-on-error=false", f"--python={PYTHON}"]
 CONFIG = """backend: "python" max_batch_size: 4 version_policy { all { } }
@@ -149,3 +151,22 @@ def test_an_unload_ends_a_failed_load(start, tmp_path):
     assert ask("unload") == (200, 1)
     write_code(CODE.replace("PATH", "/dev/null"))
     assert ask("load") == (200, 1)
+
+
+def test_an_ensemble_without_its_member_has_failed(start, tmp_path):
+    """The removal of a member is no unload of the ensemble, which serves again with the member."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    world = World(None, folder, False)
+    world.put("member", model(), [1])
+    world.put("both", ensemble("both", "member"), [1])
+    server = start([], *POLL, repository=folder)
+
+    def loads() -> float:
+        return total(server.scrape(), "pharos_model_last_load_successful", model="both")
+
+    assert loads() == 1
+    (folder / "member").rename(tmp_path / "member")
+    eventually("the ensemble has failed", lambda: loads() == 0)
+    (tmp_path / "member").rename(folder / "member")
+    eventually("the ensemble is loaded", lambda: loads() == 1 and entries(server, "both") == [("1", "READY")])

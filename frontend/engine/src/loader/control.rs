@@ -150,7 +150,7 @@ impl Loader {
             match self.checked_dependencies(&name, prepared).await {
                 Ok(prepared) => loads.push((wanted, unloads, prepared, watch::channel(()))),
                 Err(_) if self.is_exiting() => drop(results.insert(name, Err(exits()))),
-                Err(unprepared) => drop(results.insert(name.clone(), Err(self.not_prepared(&wanted, &unprepared)))),
+                Err(unprepared) => drop(results.insert(name, Err(self.not_prepared(&wanted, &unloads, &unprepared)))),
             }
         }
         let on_demand = self.on_demand_among(loads.iter().map(|(wanted, _, prepared, _)| (wanted, prepared)));
@@ -260,7 +260,12 @@ impl Loader {
     }
 
     /// Records that the load of a model could not begin. Serving versions continue, unless they are to be withdrawn.
-    fn not_prepared(self: &Arc<Self>, wanted: &LoadRequest, unprepared: &PrepareError) -> InferError {
+    fn not_prepared(
+        self: &Arc<Self>,
+        wanted: &LoadRequest,
+        unloads: &Unloads,
+        unprepared: &PrepareError,
+    ) -> InferError {
         let (name, reason) = (wanted.name.as_str(), unprepared.reason());
         tracing::error!(model = name, "model cannot be loaded: {reason}");
         record::model_changed(self.cache(), ModelChange::Load, false);
@@ -280,7 +285,9 @@ impl Loader {
                 }
                 Mode::Explicit | Mode::OnDemand => {}
             }
-            table.states.load_ended(name, false);
+            if !unloads.has_come() {
+                table.states.load_ended(name, false);
+            }
         });
         match unprepared {
             PrepareError::NotFound(reason) | PrepareError::Unreadable(reason) => not_polled(name, reason),
@@ -342,6 +349,10 @@ impl Loader {
                     let lock = self.locks.of(&name);
                     let _held = lock.held().await;
                     self.withdraw(&name);
+                    if matches!(self.settings.mode, Mode::None | Mode::Poll(_)) {
+                        // A member was removed, but not the ensemble.
+                        self.models.change(|table| table.states.load_ended(&name, false));
+                    }
                 }
                 continue;
             };
@@ -359,7 +370,7 @@ impl Loader {
                 Err(unprepared) => {
                     let lock = self.locks.of(&name);
                     let _held = lock.held().await;
-                    drop(self.not_prepared(&wanted, &unprepared));
+                    drop(self.not_prepared(&wanted, &unloads, &unprepared));
                 }
             }
         }

@@ -144,7 +144,7 @@ function tableRows() {
       key, name: model, version: version ?? "", rate: figures.success ?? null, latency: figures.p99 ?? figures.mean ?? null, queue: shared,
       pending: figures.pending ?? total(pending.get(key)), batch: figures.batch ?? null,
       failed: figures.failed ?? null, ready: count("ready"), all: count() || null, // Ensembles have no instances.
-      state: count() ? count("ready") / count() : failed.has(model) ? 0 : null, loadFailed: failed.has(model),
+      state: count() ? count("ready") / count() : failed.has(model) && !version ? 0 : null, loadFailed: failed.has(model),
       memory: total(resident.get(key)),
     };
   });
@@ -224,8 +224,9 @@ function setText(element, text) {
 }
 
 // Returns the text and the level of the instances of a model.
-function instancesText({ ready, all, loadFailed }) {
-  if (all === null) return loadFailed ? ["load failed", "bad"] : [NONE, null];
+function instancesText({ version, ready, all, loadFailed }) {
+  if (all === null && loadFailed) return version === "" ? ["load failed", "bad"] : ["reload failed", "warn"];
+  if (all === null) return [NONE, null];
   const level = ready < all ? (ready > 0 ? "warn" : "bad") : loadFailed ? "warn" : "good";
   return [`${ready} of ${all} ready${loadFailed ? ", reload failed" : ""}`, level];
 }
