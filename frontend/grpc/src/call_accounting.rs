@@ -21,7 +21,7 @@ use pharos_listener::access::routes::of_grpc;
 use pharos_listener::access::{Access, DeniedAnswer, Forward, GRPC_PREFIX, Guard};
 use pharos_listener::answering::{Account, Calls};
 use pharos_listener::load_report;
-use pharos_listener::request_log::Logged;
+use pharos_listener::request_log::{Logged, LoggedStream};
 
 /// The shared state of a call, through which its handler reports the outcome. Stored in the request's extensions.
 #[derive(Clone)]
@@ -93,6 +93,10 @@ impl CallAccount {
     pub(super) fn counted_by_handler(&self) {
         self.ending.counted_by_handler.store(1, Ordering::Relaxed);
     }
+
+    fn is_counted_by_handler(&self) -> bool {
+        self.ending.counted_by_handler.load(Ordering::Relaxed) == 1
+    }
 }
 
 /// Returns the gRPC status of an error.
@@ -146,7 +150,7 @@ pub struct Counted<S: Service, D> {
 impl CallAccount {
     /// Counts the call unless its handler does.
     fn end<S: Service>(&self, count: Account<Calls<S>>, code: Code) {
-        if self.ending.counted_by_handler.load(Ordering::Relaxed) == 1 {
+        if self.is_counted_by_handler() {
             return count.end_uncounted();
         }
         let failed = code != Code::Ok;
@@ -197,9 +201,13 @@ where
             };
             let code = code_of(&response);
             account.end(count, code);
-            let response = trace::sent(response);
+            let mut response = trace::sent(response);
             if let Some(logged) = logged {
-                logged.answered(code as u16);
+                if code == Code::Ok && account.is_counted_by_handler() {
+                    response = response.map(|stream| Body::new(LoggedStream::new(stream, logged)));
+                } else {
+                    logged.answered(code as u16);
+                }
             }
             Ok(match reported {
                 Some(service) => account.report_load(response, service),

@@ -318,8 +318,9 @@ def by_labels(results: list) -> dict:
 def check_sums_of_dashboards(seen: Prometheus, addresses: list) -> int:
     """Checks that each sum in a dashboard over all servers is that of the sums of each server at the same time. Returns the number of
     the sums with data."""
-    # The time of a sample is the start of its scrape: for a time in the past, no scrape can add one between two queries.
-    at, checked = time.time() - 5, 0
+    at, checked = time.time(), 0
+    # The time of a sample is the start of its scrape: from now on, no scrape adds one before that time between two queries.
+    eventually("each server is scraped after this time", lambda: value(seen, "min(timestamp(up))") > at)
     for where, expression in {pair for path in DASHBOARDS for pair in expressions(load(path)) if SUM.fullmatch(pair[1])}:
         assert 'instance=~".*"' in expression, where
         whole = by_labels(seen.ask("query", query=expression, time=at)["result"])

@@ -430,12 +430,12 @@ def test_no_request_fails_while_models_come_and_go(start, tmp_path):
 
 
 def test_resting_models_have_few_series(start, tmp_path):
-    """A scrape does not grow with models that are not loaded, except by their state."""
+    """A scrape does not grow with models that are not loaded, except by their state and the result of their latest load."""
     repository = tmp_path / "models"
     copy_models(repository, ["identity_fp32"], MODELS)
     for number in range(200):
         put(repository, f"resting_{number}", model())
     server = start([], MODE, repository=repository)
     series = [key for key in server.scrape() if any("resting_7" in label for _, label in key[1])]
-    assert {name for name, _ in series} <= {"pharos_model_state"}
+    assert {name for name, _ in series} <= {"pharos_model_state", "pharos_model_last_load_successful"}
     assert not server.workers()

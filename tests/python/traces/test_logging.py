@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import queue
 import re
 import signal
 
@@ -129,6 +130,35 @@ def test_a_line_for_each_request(start, form, pattern):
     else:
         assert re.fullmatch(pattern, answered[0]), answered
         assert "request=GET /v2/none status=404 ms=" in answered[1]
+
+
+def test_streams_are_logged_with_the_status_that_ends_them(start):
+    """When they end, because the status follows the responses."""
+    server = start(["identity_fp32"], "--log-format=json", "--log-access")
+
+    def request(model: str) -> service_pb2.ModelInferRequest:
+        tensor = service_pb2.ModelInferRequest.InferInputTensor(name="INPUT0", datatype="FP32", shape=[1, 1])
+        return service_pb2.ModelInferRequest(model_name=model, inputs=[tensor], raw_input_contents=[bytes(4)])
+
+    def logged() -> list:
+        found = [json.loads(line) for line in lines(server.log)]
+        return [line["status"] for line in found if line.get("request", "").endswith("/ModelStreamInfer")]
+
+    with grpc.insecure_channel(server.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        requests = queue.Queue()
+        answers = stub.ModelStreamInfer(iter(requests.get, None), metadata=[("triton_grpc_error", "true")])
+        requests.put(request("identity_fp32"))
+        assert not next(answers).error_message
+        assert logged() == [], "the stream has not ended"
+        requests.put(request("none"))
+        with pytest.raises(grpc.RpcError) as error:
+            next(answers)
+        eventually("the failed stream is logged", lambda: logged() == [error.value.code().value[0]])
+        assert error.value.code() is not grpc.StatusCode.OK
+        requests.put(None)
+        assert [answer.error_message for answer in stub.ModelStreamInfer(iter([request("identity_fp32")]))] == [""]
+        eventually("the other one is logged", lambda: logged()[1:] == [0])
 
 
 def test_requests_of_clients_that_disconnect_are_logged(start):
