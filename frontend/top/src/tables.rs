@@ -1,6 +1,6 @@
 //! The smaller tables as text: the whole server, objectives, tenants, streams.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use pharos::metrics::builtin::Builtin;
 
@@ -77,6 +77,11 @@ pub(crate) fn server(history: &History, models: &[Model]) -> Vec<(&'static str, 
         ("memory", (percent(memory(now)), used(memory(now)))),
         ("of the server", (bytes(Some(resident).filter(|bytes| *bytes > 0.0)), Level::Plain)),
     ];
+    let failed: BTreeSet<&str> =
+        models.iter().filter(|model| model.load_failed).map(|model| model.name.as_str()).collect();
+    if !failed.is_empty() {
+        figures.push(("failed loads", (number(Some(failed.len() as f64)), Level::Bad)));
+    }
     let restarts = now.sum(Builtin::InstanceRestarts).filter(|count| *count > 0.0);
     figures.extend(restarts.map(|count| ("restarts", (number(Some(count)), Level::Warning))));
     figures.extend(gpus(now));

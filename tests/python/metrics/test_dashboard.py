@@ -434,7 +434,7 @@ def test_failed_loads_appear(start, page, tmp_path):
     shows(page, "status", "^the last load of 1 model failed$")
     shows(page, "models-count", "^2, 1 with problems$")
     top = subprocess.run([binary(), "top", "--once", server.metrics], capture_output=True, text=True, timeout=DEADLINE_S)
-    assert re.search("^fail +failed ", top.stdout, re.MULTILINE), top
+    assert re.search("^fail +failed ", top.stdout, re.MULTILINE) and "failed loads 1" in top.stdout, top
     (folder / "identity_fp32/config.pbtxt").write_text("max_batch_sise: 1")
     shows(page, "models", r"identity_fp32\s+1\s+1 of 1 ready, reload failed")
     shows(page, "status", "^the last load of 2 models failed$")
