@@ -54,24 +54,18 @@ impl Model {
 pub(crate) fn models(history: &History) -> Vec<Model> {
     let Some(now) = history.latest() else { return Vec::new() };
     let recent = history.recent().map(Recent::new);
-    let (levels, known) = (Levels::new(now), known(now));
-    known.into_iter().map(|key| model(key, &levels, recent.as_ref())).collect()
+    let levels = Levels::new(now);
+    known(now, &levels.load_failed).into_iter().map(|key| model(key, &levels, recent.as_ref())).collect()
 }
 
 /// Returns the models of a scrape: those with loaded versions, and, without a version, those whose load failed.
-fn known(scrape: &Scrape) -> BTreeSet<ModelKey> {
+fn known(scrape: &Scrape, load_failed: &BTreeSet<String>) -> BTreeSet<ModelKey> {
     let families = [SUCCESS, INSTANCES, PENDING];
     let keys = families.iter().flat_map(|family| scrape.list(*family)).map(|(key, _)| model_key(key));
     let mut known: BTreeSet<ModelKey> = keys.filter(|(name, _)| !name.is_empty()).collect();
     let loaded: BTreeSet<String> = known.iter().map(|(name, _)| name.clone()).collect();
-    known.extend(failed_loads(scrape).filter(|name| !loaded.contains(name)).map(|name| (name, String::new())));
+    known.extend(load_failed.difference(&loaded).map(|name| (name.clone(), String::new())));
     known
-}
-
-/// Returns the names of the models whose latest load failed.
-fn failed_loads(scrape: &Scrape) -> impl Iterator<Item = String> {
-    let failed = scrape.list(Builtin::ModelLastLoad).iter().filter(|(_, succeeded)| *succeeded == 0.0);
-    failed.map(|(key, _)| key.label("model").to_owned())
 }
 
 /// Values by model.
@@ -89,6 +83,7 @@ struct Levels {
 
 impl Levels {
     fn new(now: &Scrape) -> Self {
+        let failed = now.list(Builtin::ModelLastLoad).iter().filter(|(_, succeeded)| *succeeded == 0.0);
         let mut ready = ByModel::new();
         for (key, value) in now.list(INSTANCES) {
             *ready.entry(model_key(key)).or_default() += if key.label("state") == "ready" { *value } else { 0.0 };
@@ -98,7 +93,7 @@ impl Levels {
             instances: now.sums(INSTANCES, model_key),
             waiting: now.sums(PENDING, model_key),
             memory: now.sums(Builtin::WorkerMemory, model_key),
-            load_failed: failed_loads(now).collect(),
+            load_failed: failed.map(|(key, _)| key.label("model").to_owned()).collect(),
         }
     }
 }

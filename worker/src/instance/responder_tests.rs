@@ -8,18 +8,17 @@ use std::time::Duration;
 
 use pharos::error::{ErrorCode, Reason};
 use pharos::metrics::channel;
-use pharos::metrics::worker_metrics::WorkerMetrics;
 use pharos::model::{Completion, Draft};
 use pharos::shm::{self, SharedMemory};
 use pharos::tensor::DataType;
 use pharos::wire::{
     Answer, AnswerOutput, BatchRequest, CREDITS, Done, Execute, FIRST_CALL_LOAN, InputBlock, PREFIX, ToFrontend,
-    ToWorker, VERSION, decode_to_frontend, flags, payload_length,
+    ToWorker, decode_to_frontend, flags, payload_length,
 };
 use pharos_backend::runtime::wire_error;
 use pharos_backend::{Call, CallRequest, Content, Memory, Reply, ReplyOutput, Responder};
 
-use super::test_connection::{FrontendEnd, connection};
+use super::test_connection::{FrontendEnd, connection, load};
 use super::*;
 use crate::descriptors::SharedDescriptors;
 use crate::device::Cuda;
@@ -84,24 +83,6 @@ struct Frontend {
     ends: mpsc::Sender<()>,
     /// Reports each executed batch, before its end.
     executed: Receiver<()>,
-}
-
-/// The load of version 1 of the model `m`, on a processor.
-fn load(config: Vec<u8>) -> Load {
-    Load {
-        initial_states: String::new(),
-        wire_version: VERSION,
-        model: "m".into(),
-        version: 1,
-        instance: "m_0".into(),
-        directory: String::new(),
-        config,
-        threads: 1,
-        spin_us: 0,
-        metrics: WorkerMetrics::default().encode(),
-        auto_detect: false,
-        device: None,
-    }
 }
 
 fn start(what: What, decoupled: bool) -> Frontend {

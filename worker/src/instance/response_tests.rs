@@ -10,17 +10,16 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use pharos::metrics::channel;
-use pharos::metrics::worker_metrics::WorkerMetrics;
 use pharos::model::{Completion, Draft};
 use pharos::shm::{self, SharedMemory};
 use pharos::wire::{
-    self, BatchRequest, CREDITS, Credits, Done, Execute, InputBlock, Load, PREFIX, Resumed, ToFrontend, ToWorker,
-    VERSION, decode_to_frontend, flags, payload_length,
+    self, BatchRequest, CREDITS, Credits, Done, Execute, InputBlock, PREFIX, Resumed, ToFrontend, ToWorker,
+    decode_to_frontend, flags, payload_length,
 };
 
 use pharos::tensor::DataType;
 
-use super::test_connection::{FrontendEnd, connection};
+use super::test_connection::{FrontendEnd, connection, load};
 use super::*;
 use crate::descriptors::SharedDescriptors;
 use crate::device::Cuda;
@@ -70,20 +69,7 @@ fn resume(resumed: Vec<Resumed>) -> Frontend {
     let mapped = SharedMemory::map(&inputs, usize::try_from(BYTES).unwrap()).unwrap();
     let data: Vec<u8> = (0..ELEMENTS).flat_map(u32::to_le_bytes).collect();
     assert!(mapped.copy_in(usize::try_from(flags::BYTES).unwrap(), &data));
-    let load = Load {
-        initial_states: String::new(),
-        wire_version: VERSION,
-        model: "m".into(),
-        version: 1,
-        instance: "m_0".into(),
-        directory: String::new(),
-        config: config.encode(),
-        threads: 1,
-        spin_us: 0,
-        metrics: WorkerMetrics::default().encode(),
-        auto_detect: false,
-        device: None,
-    };
+    let load = load(config.encode());
     let execute = Execute { resumed, ..execute(data.len() as u64) };
     let (regions, _) = UnixStream::pair().unwrap();
     let regions = regions.into();

@@ -1,10 +1,11 @@
-//! A connection whose frontend's end a test holds.
+//! A connection whose frontend's end a test holds, and the load of the model that the tests run.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use pharos::wire::{PREFIX, ToFrontend, decode_to_frontend, payload_length, ring};
+use pharos::metrics::worker_metrics::WorkerMetrics;
+use pharos::wire::{Load, PREFIX, ToFrontend, VERSION, decode_to_frontend, payload_length, ring};
 use pharos_backend::runtime::{FrameReader, FrameWriter, Reader, Sender, connect};
 
 /// The frontend's end: the bytes of frames in both directions.
@@ -22,6 +23,24 @@ pub(super) fn connection() -> ((Reader, Sender), FrontendEnd) {
     let reader = FrameReader::new(socket.try_clone().unwrap(), consumer);
     let writer = FrameWriter::new(socket.try_clone().unwrap(), producer);
     (connect(worker, &frames).unwrap(), FrontendEnd { socket, reader, writer })
+}
+
+/// The load of version 1 of the model `m`, on a processor.
+pub(super) fn load(config: Vec<u8>) -> Load {
+    Load {
+        initial_states: String::new(),
+        wire_version: VERSION,
+        model: "m".into(),
+        version: 1,
+        instance: "m_0".into(),
+        directory: String::new(),
+        config,
+        threads: 1,
+        spin_us: 0,
+        metrics: WorkerMetrics::default().encode(),
+        auto_detect: false,
+        device: None,
+    }
 }
 
 impl FrontendEnd {

@@ -316,10 +316,10 @@ impl Loader {
             let applied = self.apply(prepared, reload, failing).await;
             self.models.change(|table| {
                 table.states.load_ended(name, applied.is_ok());
-                match &wanted.overrides {
-                    _ if applied.is_err() => {}
-                    Some(overrides) => drop(table.overrides.insert(name.to_owned(), overrides.clone())),
-                    None => {
+                match (&applied, &wanted.overrides) {
+                    (Err(_), _) => {}
+                    (Ok(()), Some(overrides)) => drop(table.overrides.insert(name.to_owned(), overrides.clone())),
+                    (Ok(()), None) => {
                         table.overrides.remove(name);
                         if self.is_on_demand(prepared) {
                             table.remember_on_demand(name);
