@@ -6,8 +6,9 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
-use http::{Request, Response};
+use http::{HeaderMap, Request, Response};
 use pharos::access::Restrictions;
 use pharos::error::{InferError, Reason};
 use pharos::infer::{InferRequest, Parameter};
@@ -20,14 +21,20 @@ use super::trace;
 use pharos_listener::access::routes::of_grpc;
 use pharos_listener::access::{Access, DeniedAnswer, Forward, GRPC_PREFIX, Guard};
 use pharos_listener::answering::{Account, Calls};
+use pharos_listener::deadline;
 use pharos_listener::load_report;
 use pharos_listener::request_log::{Logged, LoggedStream};
+use pharos_os::clock;
 
 /// The shared state of a call, through which its handler reports the outcome. Stored in the request's extensions.
 #[derive(Clone)]
 pub(super) struct CallAccount {
     /// When the call's headers were received.
     pub(super) received: Instant,
+    /// The time until the client's deadline.
+    pub(super) limit: Option<Duration>,
+    /// When the client leaves at its deadline.
+    pub(super) deadline: Option<Instant>,
     /// Whether the client asks for a load report.
     is_reported: bool,
     ending: Arc<Ending>,
@@ -64,7 +71,14 @@ impl CallAccount {
     /// Returns the account in the extensions of `request`, or a new one that starts now.
     pub(super) fn of<S: Service, T>(request: &tonic::Request<T>, service: &S) -> Self {
         let account = request.extensions().get::<Self>().cloned();
-        account.unwrap_or_else(|| Self { received: service.now(), is_reported: false, ending: Arc::default() })
+        account.unwrap_or_else(|| Self::new(service, request.metadata().as_ref(), false))
+    }
+
+    /// Returns the account of a call that has just been received.
+    fn new<S: Service>(service: &S, headers: &HeaderMap, is_reported: bool) -> Self {
+        let limit = deadline::of(headers);
+        let deadline = limit.map(|limit| deadline::at(clock::now(), limit));
+        Self { received: service.now(), limit, deadline, is_reported, ending: Arc::default() }
     }
 
     /// Notes the model of a request for the load report, if the client asks for one.
@@ -185,11 +199,11 @@ where
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         let route = of_grpc(request.uri().path());
         let is_reported = load_report::requested(route, request.headers()).is_some();
-        let account = CallAccount { received: self.service.now(), is_reported, ending: Arc::default() };
+        let account = CallAccount::new(&self.service, request.headers(), is_reported);
         request.extensions_mut().insert(account.clone());
         let called = || request.uri().path().to_owned();
         let logged = Logged::unless_by_port(request.extensions(), Protocol::Grpc, called);
-        let count = Account::new(Calls(self.service.clone()), route);
+        let count = Account::new(Calls(self.service.clone()), route).with_deadline(account.deadline);
         let refused = self.refusal(route, &account, &request);
         let refused = refused.or_else(|| self.forward_headers(route, &account, &mut request));
         let call = refused.is_none().then(|| self.inner.call(request));

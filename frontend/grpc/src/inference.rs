@@ -12,7 +12,6 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::call_accounting::{CallAccount, Forwarded};
 use super::codec::{self, decode_for as decode};
-use super::deadline;
 use super::large_tensors;
 use super::logging;
 use super::proto::grpc_inference_service_server::GrpcInferenceService;
@@ -23,6 +22,7 @@ use super::shared_memory;
 use super::statistics;
 use super::stream::{self, Answers};
 use super::trace;
+use pharos_listener::deadline;
 use pharos_listener::request_trace::{self, GRPC};
 use pharos_listener::response_timing::ResponseTiming;
 use pharos_listener::tenants;
@@ -148,7 +148,7 @@ impl<S: Service> GrpcInferenceService for Inference<S> {
     ) -> Answer<proto::ModelInferResponse> {
         let account = CallAccount::of(&request, &self.0);
         account.names_model(&request.get_ref().model_name, &request.get_ref().model_version);
-        let limit = deadline::of(request.metadata());
+        let (limit, deadline) = (account.limit, account.deadline);
         let traced = trace::begin(&self.0, &request.get_ref().model_name, request.metadata());
         let (timing, read) = (self.1.of(request.metadata().as_ref()), self.0.now());
         let forwarded = Forwarded::of(&request);
@@ -162,7 +162,7 @@ impl<S: Service> GrpcInferenceService for Inference<S> {
                 (request.trace, request.tenant) = (timing.trace(), tenant);
                 forwarded.add_to(&mut request);
                 request.timeline.received = account.received;
-                request.deadline = limit.map(|limit| deadline::at(account.received, limit));
+                request.deadline = deadline;
                 GRPC.received(traced.as_ref(), read, &mut request);
                 request.timeline.request_start = self.0.now();
                 let response = self.0.infer(request, Endpoint::GrpcInfer).await;
@@ -186,14 +186,13 @@ impl<S: Service> GrpcInferenceService for Inference<S> {
     ) -> Answer<Answers<S>> {
         let account = CallAccount::of(&request, &self.0);
         account.counted_by_handler();
-        let limit = deadline::of(request.metadata());
         let errors_as_status = request.metadata().get("triton_grpc_error").is_some_and(|value| value == "true");
         let tenant = tenants::of(&self.0, request.metadata().as_ref(), request.extensions());
         let metadata = request.metadata().clone();
         let timing = self.1.of(metadata.as_ref());
         let forwarded = Forwarded::of(&request);
         let caller = (tenant, timing.trace());
-        let options = stream::StreamOptions { errors_as_status, limit, forwarded, caller, metadata, account };
+        let options = stream::StreamOptions { errors_as_status, forwarded, caller, metadata, account };
         let answers = stream::answer(request.into_inner(), self.0.clone(), options);
         // The times of its requests are not known when a stream begins, and there may be any number of requests.
         trace::timed(timing, Ok((None, Response::new(answers))))

@@ -7,7 +7,6 @@ mod call_accounting;
 pub mod codec;
 mod compress;
 mod contents;
-mod deadline;
 pub mod fuzzing;
 mod health;
 mod inference;

@@ -5,11 +5,10 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::{TenantId, TraceId};
-use pharos::infer::{Parameter, is_late};
+use pharos::infer::Parameter;
 use pharos::request_trace::Traced;
 use pharos::service::{Protocol, Responses, Route, Service, Streamed, UNREAD_RESPONSES};
 use pharos::timeline::Instant;
@@ -23,11 +22,11 @@ use tonic::{Status, Streaming};
 
 use super::call_accounting::{CallAccount, Forwarded, status, transport_reason};
 use super::codec::{self, FINAL_RESPONSE};
-use super::deadline;
 use super::large_tensors::Inputs;
 use super::proto::{ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
 use super::trace;
 use super::window::{OpenRequest, Window};
+use pharos_listener::deadline;
 use pharos_listener::request_trace::{self, GRPC, Sending};
 
 /// The number of responses of all decoupled models of one stream that may wait to be sent.
@@ -67,9 +66,7 @@ impl<S: Service> Counting<S> {
 impl<S: Service> Drop for Counting<S> {
     fn drop(&mut self) {
         if !self.counted {
-            let late = (ErrorCode::DeadlineExceeded, Reason::Timeout);
-            let is_late = is_late(self.deadline, clock::now());
-            self.count(Some(if is_late { late } else { (ErrorCode::Cancelled, Reason::Cancelled) }));
+            self.count(Some(deadline::abandoned(self.deadline, clock::now())));
         }
     }
 }
@@ -112,8 +109,6 @@ pub(super) struct Answers<S: Service> {
 pub(super) struct StreamOptions {
     /// Whether an error ends the stream as its status (`triton_grpc_error: true`).
     pub(super) errors_as_status: bool,
-    /// The time until the client's deadline.
-    pub(super) limit: Option<Duration>,
     /// The stream's headers that become parameters of each request.
     pub(super) forwarded: Forwarded,
     /// The tenant of each request, and the trace of the client.
@@ -131,15 +126,16 @@ pub(super) fn answer<S: Service>(
 ) -> Answers<S> {
     let (sender, queue) = mpsc::unbounded_channel();
     let (producer, produced) = mpsc::channel(WAITING);
-    let (open, open_since) = (service.stream_open(Protocol::Grpc), clock::now());
-    let StreamOptions { errors_as_status, limit, forwarded, caller, metadata, account } = options;
+    let open = service.stream_open(Protocol::Grpc);
+    let StreamOptions { errors_as_status, forwarded, caller, metadata, account } = options;
+    let limit = account.limit;
     let window = Window::default();
     let reading = Reading {
         service,
         queue: sender,
         producer,
         window: window.clone(),
-        deadline: limit.map(|limit| deadline::at(open_since, limit)),
+        deadline: account.deadline,
         forwarded,
         caller,
         metadata,

@@ -303,17 +303,51 @@ async fn an_abandoned_stream_cancels_its_requests() {
     assert!(service.records().iter().all(|record| record.3 == Some(Reason::Cancelled)));
 }
 
+/// Returns a call with one request that takes long, and this deadline.
+fn limited(method: &str, limit: &str) -> Request<http_body_util::Full<bytes::Bytes>> {
+    let message = infer_request("slow", "1").encode_to_vec();
+    let body = [&[0][..], &(message.len() as u32).to_be_bytes(), &message].concat();
+    Request::post(format!("/inference.GRPCInferenceService/{method}"))
+        .header("content-type", "application/grpc")
+        .header("grpc-timeout", limit)
+        .body(http_body_util::Full::new(bytes::Bytes::from(body)))
+        .unwrap()
+}
+
+/// Waits until a call is counted, and returns the codes and reasons of all.
+async fn counts_of(service: &EchoService) -> Vec<(u16, Option<Reason>)> {
+    let records = async {
+        while service.records().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        service.records()
+    };
+    let records = tokio::time::timeout(Duration::from_secs(5), records).await.unwrap();
+    records.into_iter().map(|(_, _, code, reason)| (code, reason)).collect()
+}
+
+/// A client that leaves at its deadline does so a little earlier than the deadline of the server.
+#[tokio::test]
+async fn a_client_that_leaves_at_its_deadline_is_too_late() {
+    for (limit, code, reason) in [("500m", 4, Reason::Timeout), ("60S", 1, Reason::Cancelled)] {
+        for method in ["ModelInfer", "ModelStreamInfer"] {
+            let service = EchoService::default();
+            let request = limited(method, limit);
+            let call = async {
+                let response = services(service.clone(), Settings::default()).unwrap().call(request).await.unwrap();
+                http_body_util::BodyExt::collect(response.into_body()).await.map(drop)
+            };
+            assert!(tokio::time::timeout(Duration::from_millis(490), call).await.is_err());
+            assert_eq!(counts_of(&service).await, [(code, Some(reason))], "{method} {limit}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_call_ends_at_the_clients_deadline() {
     for method in ["ModelInfer", "ModelStreamInfer"] {
         let service = EchoService::default();
-        let message = infer_request("slow", "1").encode_to_vec();
-        let body = [&[0][..], &(message.len() as u32).to_be_bytes(), &message].concat();
-        let request = Request::post(format!("/inference.GRPCInferenceService/{method}"))
-            .header("content-type", "application/grpc")
-            .header("grpc-timeout", "50m")
-            .body(http_body_util::Full::new(bytes::Bytes::from(body)))
-            .unwrap();
+        let request = limited(method, "50m");
         let ended = async {
             let response = services(service.clone(), Settings::default()).unwrap().call(request).await.unwrap();
             let head = response.headers().get("grpc-status").cloned();
@@ -322,15 +356,7 @@ async fn a_call_ends_at_the_clients_deadline() {
         };
         let status = tokio::time::timeout(Duration::from_secs(5), ended).await.unwrap();
         assert_eq!(status.unwrap(), "4", "{method}");
-        let records = async {
-            while service.records().is_empty() {
-                tokio::task::yield_now().await;
-            }
-            service.records()
-        };
-        let records = tokio::time::timeout(Duration::from_secs(5), records).await.unwrap();
-        let codes: Vec<_> = records.into_iter().map(|(_, _, code, reason)| (code, reason)).collect();
-        assert_eq!(codes, [(4, Some(Reason::Timeout))], "{method}");
+        assert_eq!(counts_of(&service).await, [(4, Some(Reason::Timeout))], "{method}");
     }
 }
 

@@ -10,10 +10,13 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::response::Response;
 use http::{HeaderMap, Request};
-use pharos::error::{ErrorCode, Reason};
+use pharos::error::Reason;
 use pharos::load_report::LoadReport;
 use pharos::service::{Protocol, Route, Service};
+use pharos::timeline::Instant;
+use pharos_os::clock;
 
+use crate::deadline;
 use crate::load_report::Requested;
 
 /// Counts the responses of a listener.
@@ -68,18 +71,27 @@ pub enum Outcome {
     CountedByHandler,
 }
 
-/// Counts a request when it ends; as cancelled if dropped earlier.
+/// Counts a request when it ends. If dropped earlier, it counts as cancelled, or as too late at the client's deadline.
 #[derive(Debug)]
 pub struct Account<C: Count> {
     counter: C,
     route: Route,
+    /// The client's deadline, as [`deadline::at`] returns it.
+    deadline: Option<Instant>,
     is_counted: bool,
 }
 
 impl<C: Count> Account<C> {
     /// Returns an account of a new request.
     pub fn new(counter: C, route: Route) -> Self {
-        Self { counter, route, is_counted: false }
+        Self { counter, route, deadline: None, is_counted: false }
+    }
+
+    /// Sets the deadline of the request's client, as [`deadline::at`] returns it.
+    #[must_use]
+    pub fn with_deadline(mut self, deadline: Option<Instant>) -> Self {
+        self.deadline = deadline;
+        self
     }
 
     /// Counts the request with this status.
@@ -113,11 +125,12 @@ impl<C: Count> Account<C> {
 impl<C: Count> Drop for Account<C> {
     fn drop(&mut self) {
         if !self.is_counted {
+            let (error, reason) = deadline::abandoned(self.deadline, clock::now());
             let code = match C::PROTOCOL {
-                Protocol::Http => ErrorCode::Cancelled.http_status(),
-                Protocol::Grpc => ErrorCode::Cancelled.grpc_code().unsigned_abs() as u16,
+                Protocol::Http => error.http_status(),
+                Protocol::Grpc => error.grpc_code().unsigned_abs() as u16,
             };
-            self.counter.count(self.route, code, Some(Reason::Cancelled));
+            self.counter.count(self.route, code, Some(reason));
         }
     }
 }

@@ -12,6 +12,7 @@ mod certificates;
 mod connection;
 mod connection_limit;
 mod connection_metrics;
+pub mod deadline;
 mod handler_panic;
 pub mod http_service;
 pub mod load_report;

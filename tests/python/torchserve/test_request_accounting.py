@@ -15,7 +15,7 @@ import tritonclient.grpc
 from tritonclient.grpc import service_pb2
 
 from harness.processes import held, writer
-from harness.server import total
+from harness.server import ROOT, total
 from harness.statistics import dispatched, until_dispatched
 from harness.waiting import DEADLINE_S, eventually
 from torchserve.home import HOST, INFERENCE, MANAGEMENT, Home, body, call, has_worker, message
@@ -30,7 +30,11 @@ FAILS = "3"
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     """A server with a model that streams and one that does not."""
-    server = Home(tmp_path_factory.mktemp("home"), ["load_models=m-1.0.mar,streams-1.0.mar", "metrics_mode=prometheus"])
+    folder = tmp_path_factory.mktemp("home")
+    definition = folder / "metrics.yaml"
+    definition.write_text((ROOT / "metrics.yaml").read_text() + "\nslos: [{name: up, availability: 99%}]\n")
+    properties = ["load_models=m-1.0.mar,streams-1.0.mar", "metrics_mode=prometheus", f"metrics_config={definition}"]
+    server = Home(folder, properties)
     server.archive("m")
     server.archive("streams", handler="streamed", yaml="streaming: true\n")
     with server:
@@ -190,6 +194,30 @@ def test_a_grpc_prediction_whose_client_disconnects_is_logged(home, method):
             until_dispatched(home, "m", before + 1)
             answer.cancel()
         expected.check("CANCELLED", "CANCELLED", 1)
+
+
+@pytest.mark.parametrize("method", ["Predictions", "StreamPredictions"])
+def test_a_grpc_prediction_whose_client_leaves_at_its_deadline(home, method):
+    """It is too late, in the count of failures and for the objective of availability, although the model completes it."""
+    route = {"Predictions": "predict", "StreamPredictions": "stream_predict"}[method]
+    bad = lambda: added(objective(home), before)  # noqa: E731
+    before, requests = objective(home), counted(home, "grpc", route)
+    with held(home, "m"), grpc.insecure_channel(f"{HOST}:{home.grpc}") as channel:
+        make = channel.unary_stream if method == "StreamPredictions" else channel.unary_unary
+        with pytest.raises(grpc.RpcError) as failed:
+            list(make(INFERENCE + method)(message((1, "m"), body("pid")), timeout=3))
+        assert failed.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        late = {"DEADLINE_EXCEEDED": 1}, {"TIMEOUT": 1}
+        eventually("the call is counted", lambda: added(counted(home, "grpc", route), requests) == late)
+    eventually("the request counts as bad", lambda: bad() == ({"all": 1}, {}))
+
+
+def objective(home) -> tuple:
+    """Returns the number of all requests and of the good ones of `m` that count for the objective."""
+    found = home.scrape()
+    names = {"all": "pharos_slo_requests_total", "good": "pharos_slo_good_requests_total"}
+    every = {kind: total(found, name, model="m", slo="up") for kind, name in names.items()}
+    return {"all": every["all"]}, {"good": every["good"]}
 
 
 @pytest.mark.parametrize(

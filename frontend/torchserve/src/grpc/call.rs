@@ -54,8 +54,14 @@ impl<S: Management> Stage<S> {
     }
 }
 
-/// The tenant of a request, and the trace of the client.
-pub(super) type Caller = (TenantId, Option<TraceId>);
+/// What the headers of a call tell about the client of its requests.
+#[derive(Clone, Copy)]
+pub(super) struct Caller {
+    pub(super) tenant: TenantId,
+    pub(super) trace: Option<TraceId>,
+    /// When the client leaves at its deadline.
+    pub(super) deadline: Option<Instant>,
+}
 
 impl<S: Management> Call<S> {
     /// Starts a request. The engine gets it now or, while the first worker loads the model, when the response is first polled.
@@ -65,7 +71,7 @@ impl<S: Management> Call<S> {
     pub(super) fn begin(
         shared: &Arc<Shared<S>>,
         asked: PredictionsRequest,
-        (starts, (tenant, trace)): (bool, Caller),
+        (starts, caller): (bool, Caller),
     ) -> Result<Self, Status> {
         let PredictionsRequest { model_name, model_version, input, sequence_id } = asked;
         if model_name.is_empty() {
@@ -98,7 +104,7 @@ impl<S: Management> Call<S> {
             request.correlation_id = CorrelationId::String(id);
             request.sequence_start = starts;
         }
-        (request.tenant, request.trace) = (tenant, trace);
+        (request.tenant, request.trace, request.deadline) = (caller.tenant, caller.trace, caller.deadline);
         request.timeline.received = received;
         request.timeline.request_start = received;
         let (model, asked_version, shared) = (model_name, model_version, shared.clone());

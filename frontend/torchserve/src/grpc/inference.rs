@@ -24,7 +24,9 @@ type Parts = Pin<Box<dyn Stream<Item = Result<PredictionResponse, Status>> + Sen
 
 impl<S: Management> Inference<S> {
     fn caller<T>(&self, request: &Request<T>, timing: &AnswerTiming) -> Caller {
-        (tenants::of(&self.0.service, request.metadata().as_ref(), request.extensions()), timing.trace())
+        let headers = request.metadata().as_ref();
+        let tenant = tenants::of(&self.0.service, headers, request.extensions());
+        Caller { tenant, trace: timing.trace(), deadline: super::deadline_of(headers) }
     }
 }
 

@@ -16,9 +16,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http::{Request, Response};
+use http::{HeaderMap, Request, Response};
 use pharos::error::Reason;
 use pharos::service::{Management, Protocol, Route};
+use pharos::timeline::Instant;
 use tonic::body::Body;
 use tonic::service::Routes;
 use tonic::{Code, Status};
@@ -33,6 +34,7 @@ use super::token::{FAILED, Purpose};
 use pharos_listener::access::DeniedAnswer;
 use pharos_listener::access::routes::class;
 use pharos_listener::answering::{Account, Calls};
+use pharos_listener::deadline;
 use pharos_listener::receiving::grpc::{Limits, MessageTimeout, bounds_of, received as bounded};
 use pharos_listener::request_log::LoggedByPort;
 use pharos_listener::{Peer, RequestBody};
@@ -184,8 +186,10 @@ impl<S: Management, D: KserveGrpc> tower::Service<Request<RequestBody>> for Port
         let refused = denied.as_ref().map(|(_, reason)| *reason);
         // The v2 protocol's edge counts its answers itself.
         let reported = is_own && refused.is_none() && load_report::requested(route, request.headers()).is_some();
-        let count = (is_own || refused.is_some()).then(|| Account::new(Calls(shared.service.clone()), route));
-        let end = CallEnd { count, refused, logged };
+        let counts = is_own || refused.is_some();
+        let account =
+            || Account::new(Calls(shared.service.clone()), route).with_deadline(deadline_of(request.headers()));
+        let end = CallEnd { count: counts.then(account), refused, logged };
         let answer: Answering = match (denied, &mut self.services) {
             (Some((status, _)), _) => Box::pin(std::future::ready(Ok(status.into_http()))),
             (None, Services::Inference(both)) if is_own => both.0.call(bounded(request, bounds, timeout)),
@@ -208,6 +212,11 @@ impl<S: Management, D: KserveGrpc> tower::Service<Request<RequestBody>> for Port
             Ok(response)
         })
     }
+}
+
+/// Returns when the client of a call that has just been received leaves at its deadline.
+fn deadline_of(headers: &HeaderMap) -> Option<Instant> {
+    deadline::of(headers).map(|limit| deadline::at(clock::now(), limit))
 }
 
 /// Returns the time limit of the messages of a call.

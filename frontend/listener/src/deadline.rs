@@ -1,19 +1,20 @@
-//! `grpc-timeout`: the client's deadline. When it has passed, the server ends the call too, so that nothing is computed for a
-//! client that has given up.
+//! `grpc-timeout`: the deadline of a gRPC client. When it has passed, the server ends the call too, so that nothing is computed for
+//! a client that has given up.
 
 use std::time::Duration;
 
+use http::HeaderMap;
 use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::infer::is_late;
 use pharos::timeline::Instant;
-use tonic::metadata::MetadataMap;
 
 /// The name of the header.
 const HEADER: &str = "grpc-timeout";
 
 /// Returns the timeout that the client set; `None` if it is missing or malformed (gRPC over HTTP/2: up to eight digits and a
 /// unit).
-pub(super) fn of(metadata: &MetadataMap) -> Option<Duration> {
-    parse(metadata.get(HEADER)?.to_str().ok()?)
+pub fn of(headers: &HeaderMap) -> Option<Duration> {
+    parse(headers.get(HEADER)?.to_str().ok()?)
 }
 
 fn parse(text: &str) -> Option<Duration> {
@@ -37,13 +38,22 @@ fn parse(text: &str) -> Option<Duration> {
 const ARRIVAL: Duration = Duration::from_millis(10);
 
 /// Returns from when on a client that leaves does so at its deadline. By its own clock, the deadline is earlier by the time that the
-/// call took to arrive; this is at most a tenth of a short limit.
-pub(super) fn at(received: Instant, limit: Duration) -> Instant {
-    received + limit.saturating_sub(ARRIVAL.min(limit / 10))
+/// call took to arrive, which is taken as at most a tenth of a short limit, and because clients round the limit up: gRPC's C++ and
+/// Python clients by up to a hundredth (`timeout_encoding.cc`).
+pub fn at(received: Instant, limit: Duration) -> Instant {
+    received + limit.saturating_sub(ARRIVAL.min(limit / 10) + limit / 100)
+}
+
+/// Returns how a request counts whose client left at `now`; `deadline` is the result of [`at`].
+pub fn abandoned(deadline: Option<Instant>, now: Instant) -> (ErrorCode, Reason) {
+    match is_late(deadline, now) {
+        true => (ErrorCode::DeadlineExceeded, Reason::Timeout),
+        false => (ErrorCode::Cancelled, Reason::Cancelled),
+    }
 }
 
 /// Returns the error for a call whose deadline has passed.
-pub(super) fn exceeded() -> InferError {
+pub fn exceeded() -> InferError {
     InferError::new(ErrorCode::DeadlineExceeded, Reason::Timeout, "Deadline Exceeded")
 }
 
@@ -51,7 +61,7 @@ pub(super) fn exceeded() -> InferError {
 ///
 /// # Errors
 /// The errors of `work`, or [`exceeded`].
-pub(super) async fn within<T>(
+pub async fn within<T>(
     limit: Option<Duration>,
     work: impl Future<Output = Result<T, InferError>>,
 ) -> Result<T, InferError> {
@@ -67,7 +77,7 @@ mod tests {
 
     #[test]
     fn clients_leave_earlier_by_the_time_until_the_arrival() {
-        for (limit_ms, expected_ms) in [(1_000, 990), (100, 90), (50, 45), (0, 0)] {
+        for (limit_ms, expected_ms) in [(30_000, 29_690), (1_000, 980), (100, 89), (0, 0)] {
             let left = at(Instant(0), Duration::from_millis(limit_ms));
             assert_eq!(left, Instant(expected_ms * 1_000_000), "{limit_ms} ms");
         }
