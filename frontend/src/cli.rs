@@ -48,7 +48,7 @@ use values::{
 pub use backend_setting::BackendSetting;
 pub use cache::CacheConfig;
 pub use clients::{ClientTimeouts, GrpcClients, HttpClients, Tokens};
-pub use definition::{Command, MetricsCommand, MetricsConfig, SloCommand, Top};
+pub use definition::{Certificates, Command, MetricsCommand, MetricsConfig, SloCommand, Top};
 pub use gpus::{GpuLimit, Gpus};
 pub use host_policy::HostPolicies;
 pub use logging::Log;

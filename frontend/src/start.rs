@@ -71,7 +71,9 @@ pub fn main() -> ExitCode {
         Err(error) => error.exit(),
     };
     match &options.command {
-        Some(Command::Health { address }) => return commands::health(address),
+        Some(Command::Health { address, server_name, certificates }) => {
+            return commands::health(address, server_name.as_deref(), certificates);
+        }
         Some(Command::Metrics(command)) => return commands::metrics(command),
         Some(Command::Slo(command)) => return commands::slo(command),
         Some(Command::Top(command)) => return commands::top(command),

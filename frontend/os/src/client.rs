@@ -1,7 +1,10 @@
 //! The HTTP client of the server: hyper with rustls, which the server links anyway.
 
 use std::error::Error;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::body::Body;
@@ -11,8 +14,8 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 const CONNECT: Duration = Duration::from_secs(5);
 /// The time for which an idle connection is kept.
@@ -78,16 +81,7 @@ where
     B: Body + Send,
     B::Data: Send,
 {
-    let tls = ClientConfig::builder_with_provider(ring::default_provider().into());
-    let tls = tls.with_safe_default_protocol_versions().map_err(|error| error.to_string())?;
-    let tls = tls.with_root_certificates(roots(files.authorities.as_deref())?);
-    let tls = match &files.identity {
-        None => tls.with_no_client_auth(),
-        Some((certificate, key)) => {
-            let wrong = |error| format!("cannot use the key '{}': {error}", key.display());
-            tls.with_client_auth_cert(chain(certificate)?, private_key(key)?).map_err(wrong)?
-        }
-    };
+    let tls = configuration(files)?;
     let mut tcp = HttpConnector::new();
     tcp.set_connect_timeout(Some(CONNECT));
     tcp.set_nodelay(true);
@@ -102,6 +96,45 @@ where
     client.http2_only(version == Version::Http2);
     client.http2_keep_alive_interval(keep_alive.interval).http2_keep_alive_timeout(keep_alive.timeout);
     Ok(client.build(connector))
+}
+
+fn configuration(files: &ClientTls) -> Result<ClientConfig, String> {
+    let tls = ClientConfig::builder_with_provider(ring::default_provider().into());
+    let tls = tls.with_safe_default_protocol_versions().map_err(|error| error.to_string())?;
+    let tls = tls.with_root_certificates(roots(files.authorities.as_deref())?);
+    match &files.identity {
+        None => Ok(tls.with_no_client_auth()),
+        Some((certificate, key)) => {
+            let wrong = |error| format!("cannot use the key '{}': {error}", key.display());
+            tls.with_client_auth_cert(chain(certificate)?, private_key(key)?).map_err(wrong)
+        }
+    }
+}
+
+/// TLS for connections without an event loop.
+#[derive(Clone, Debug)]
+pub struct BlockingTls(Arc<ClientConfig>);
+
+impl BlockingTls {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// A file cannot be read or contains no certificate or key, or TLS cannot be set up.
+    pub fn new(files: &ClientTls) -> Result<Self, String> {
+        configuration(files).map(|tls| Self(tls.into()))
+    }
+
+    /// Uses TLS on a connection; the first write shakes hands. `server` is the name or the IP address that the server's
+    /// certificate must have.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a `server` that is neither.
+    pub fn on(&self, connection: TcpStream, server: &str) -> io::Result<impl Read + Write + use<>> {
+        let invalid = |_| io::Error::new(io::ErrorKind::InvalidInput, format!("'{server}' is not a name of a server"));
+        let server = ServerName::try_from(server.to_owned()).map_err(invalid)?;
+        let session = ClientConnection::new(self.0.clone(), server).map_err(io::Error::other)?;
+        Ok(StreamOwned::new(session, connection))
+    }
 }
 
 /// Returns the authorities of a file, or those of the system.

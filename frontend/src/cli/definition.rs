@@ -78,9 +78,15 @@ pub enum Command {
     },
     /// Exit with 0 if the server at an address is ready, for health checks of containers
     Health {
-        /// Address of the HTTP listener
+        /// Address of the HTTP listener; https:// before it for TLS
         #[arg(value_name = "HOST:PORT", default_value = "127.0.0.1:8000")]
         address: String,
+        /// Name that the server's certificate must have [default: HOST]
+        #[arg(long, value_name = "NAME")]
+        server_name: Option<String>,
+        /// The files for TLS.
+        #[command(flatten)]
+        certificates: Certificates,
     },
     /// Check, list and print metrics definitions, without a server
     #[command(subcommand)]
@@ -110,6 +116,13 @@ pub struct Top {
     /// Print one page as text after two scrapes, and end
     #[arg(long)]
     once: bool,
+    #[command(flatten)]
+    certificates: Certificates,
+}
+
+/// The certificates of a command that is a client.
+#[derive(Clone, Debug, Default, Args)]
+pub struct Certificates {
     /// PEM file of the authorities that verify the server [default: those of the system]
     #[arg(long, value_name = "FILE")]
     root_cert: Option<PathBuf>,
@@ -121,12 +134,18 @@ pub struct Top {
     key: Option<PathBuf>,
 }
 
+impl Certificates {
+    /// Returns the files.
+    pub(crate) fn files(self) -> ClientTls {
+        ClientTls { authorities: self.root_cert, identity: self.cert.zip(self.key) }
+    }
+}
+
 impl Top {
     /// Returns the options of the program.
     pub fn options(&self) -> pharos_top::Options {
-        let Self { url, interval, once, root_cert, cert, key } = self.clone();
-        let tls = ClientTls { authorities: root_cert, identity: cert.zip(key) };
-        pharos_top::Options { url, interval, once, tls }
+        let Self { url, interval, once, certificates } = self.clone();
+        pharos_top::Options { url, interval, once, tls: certificates.files() }
     }
 }
 

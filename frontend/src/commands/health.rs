@@ -5,47 +5,99 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use pharos_os::client::BlockingTls;
+
+use crate::cli::Certificates;
+
 /// The time limit of the connection, of the request and of the response.
 const LIMIT: Duration = Duration::from_secs(2);
 
 /// The maximum length of the line with the status.
 const LONGEST: u64 = 256;
 
-/// Exits with 0 if the server at `address` is ready.
-pub(crate) fn run(address: &str) -> ExitCode {
-    let reason = match status(address) {
-        Ok(200) => return ExitCode::SUCCESS,
-        Ok(status) => format!("{address} is not ready: it answered {status}"),
-        Err(error) => failure(address, &error),
+/// Exits with 0 if the server at `address` is ready: `HOST:PORT`, with `https://` before it for TLS with these certificates. The
+/// server's certificate must have `server_name`, or else the host's name.
+pub(crate) fn run(address: &str, server_name: Option<&str>, certificates: &Certificates) -> ExitCode {
+    match ready(address, server_name, certificates) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(reason) => {
+            eprintln!("{reason}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Returns the reason if the server is not ready.
+fn ready(address: &str, server_name: Option<&str>, certificates: &Certificates) -> Result<(), String> {
+    let target = Target::parse(address, server_name);
+    let tls = match target.is_secure {
+        true => Some(BlockingTls::new(&certificates.clone().files())?),
+        false => None,
     };
-    eprintln!("{reason}");
-    ExitCode::FAILURE
+    match status(&target, tls.as_ref()) {
+        Ok(200) => Ok(()),
+        // The answer of a listener with TLS to a request without.
+        Ok(400) if !target.is_secure => {
+            Err(format!("{address} is not ready: it answered 400; if it uses TLS, ask https://{}", target.address))
+        }
+        Ok(status) => Err(format!("{address} is not ready: it answered {status}")),
+        Err(error) => Err(failure(&target, &error)),
+    }
+}
+
+/// The server to ask.
+#[derive(Clone, Copy, Debug)]
+struct Target<'a> {
+    is_secure: bool,
+    /// `HOST:PORT`.
+    address: &'a str,
+    /// The name that the server's certificate must have.
+    name: &'a str,
+}
+
+impl<'a> Target<'a> {
+    fn parse(text: &'a str, name: Option<&'a str>) -> Self {
+        let (is_secure, address) = match text.strip_prefix("https://") {
+            Some(address) => (true, address),
+            None => (false, text.strip_prefix("http://").unwrap_or(text)),
+        };
+        let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        Self { is_secure, address, name: name.unwrap_or(host) }
+    }
 }
 
 /// Returns the text for a server that cannot be asked.
-fn failure(address: &str, error: &io::Error) -> String {
+fn failure(target: &Target<'_>, error: &io::Error) -> String {
+    let address = target.address;
+    let unusable = |rest| format!("'{address}' is not an address of a server: expected [https://]HOST:PORT, {rest}");
     match error.kind() {
-        _ if address.contains('/') => {
-            format!("'{address}' is not an address of a server: expected HOST:PORT, without a scheme and a path")
-        }
-        io::ErrorKind::InvalidInput => {
-            format!("'{address}' is not an address of a server: expected HOST:PORT, for example localhost:8000")
-        }
+        _ if address.contains('/') => unusable("without a path"),
+        io::ErrorKind::InvalidInput => unusable("for example localhost:8000"),
         _ => format!("{address} is not ready: {error}"),
     }
 }
 
 /// Returns the status of the readiness check.
-fn status(address: &str) -> io::Result<u16> {
-    let mut connection = connect(address.to_socket_addrs()?)?;
+fn status(target: &Target<'_>, tls: Option<&BlockingTls>) -> io::Result<u16> {
+    let connection = connect(target.address.to_socket_addrs()?)?;
     connection.set_read_timeout(Some(LIMIT))?;
     connection.set_write_timeout(Some(LIMIT))?;
+    match tls {
+        Some(tls) => ask(tls.on(connection, target.name)?, target.address),
+        None => ask(connection, target.address),
+    }
+}
+
+/// Sends the request over a connection, and returns the status of the response.
+fn ask(mut connection: impl Read + Write, address: &str) -> io::Result<u16> {
     write!(connection, "GET /v2/health/ready HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
+    connection.flush()?;
     let mut line = Vec::new();
     BufReader::new(connection.take(LONGEST)).read_until(b'\n', &mut line)?;
-    let line = String::from_utf8_lossy(&line);
-    let code = line.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)?.parse().ok());
-    code.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("not a status of HTTP: {line:?}")))
+    let text = String::from_utf8_lossy(&line);
+    let code = text.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)?.parse().ok());
+    code.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("not a status of HTTP: {text:?}")))
 }
 
 /// Connects to the first of the addresses of a name that accepts. The name of this machine usually has one of IPv6 too, at which no
@@ -69,6 +121,11 @@ mod tests {
 
     use super::*;
 
+    /// Returns the status that a server without TLS answers.
+    fn clear(address: &str) -> io::Result<u16> {
+        status(&Target::parse(address, None), None)
+    }
+
     /// Returns the status that is read from a server which sends `answer`.
     fn read(answer: &'static str) -> Result<u16, String> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -81,7 +138,7 @@ mod tests {
             connection.write_all(answer.as_bytes()).unwrap();
             lines.first().cloned()
         });
-        let status = status(&address).map_err(|error| error.to_string());
+        let status = clear(&address).map_err(|error| error.to_string());
         assert_eq!(server.join().unwrap().as_deref(), Some("GET /v2/health/ready HTTP/1.1"));
         status
     }
@@ -104,15 +161,28 @@ mod tests {
 
     #[test]
     fn the_form_of_an_address_is_told() {
-        let reason = |address| failure(address, &status(address).unwrap_err());
-        for address in ["localhost", "localhost:x", "localhost:99999"] {
+        let reason = |address| ready(address, None, &Certificates::default()).unwrap_err();
+        for address in ["localhost", "localhost:x", "localhost:99999", "https://localhost", "http://localhost"] {
             let text = reason(address);
-            assert!(text.contains(&format!("'{address}'")) && text.contains("expected HOST:PORT"), "{text}");
+            assert!(text.contains("expected [https://]HOST:PORT, for example localhost:8000"), "{text}");
         }
-        for address in ["http://127.0.0.1:1", "127.0.0.1:1/v2"] {
-            assert!(reason(address).contains("expected HOST:PORT, without a scheme and a path"), "{address}");
+        for address in ["http://127.0.0.1:1/", "127.0.0.1:1/v2", "ftp://127.0.0.1:1"] {
+            assert!(reason(address).contains("expected [https://]HOST:PORT, without a path"), "{address}");
         }
         assert!(reason("127.0.0.1:1").starts_with("127.0.0.1:1 is not ready: "));
+    }
+
+    #[test]
+    fn the_name_of_a_certificate_is_that_of_the_host_if_none_is_given() {
+        for (text, name, expected) in [
+            ("https://a:1", None, (true, "a:1", "a")),
+            ("https://[::1]:1", None, (true, "[::1]:1", "::1")),
+            ("https://127.0.0.1:1", Some("b"), (true, "127.0.0.1:1", "b")),
+            ("http://a:1", None, (false, "a:1", "a")),
+        ] {
+            let Target { is_secure, address, name } = Target::parse(text, name);
+            assert_eq!((is_secure, address, name), expected, "{text}");
+        }
     }
 
     #[test]
@@ -121,7 +191,7 @@ mod tests {
             assert!(read(answer).is_err_and(|reason| reason.contains("not a status")), "{answer:?}");
         }
         let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        assert!(status(&closed.to_string()).is_err());
-        assert!(status("no port").is_err());
+        assert!(clear(&closed.to_string()).is_err());
+        assert!(clear("no port").is_err());
     }
 }

@@ -194,7 +194,7 @@ def test_the_source_of_a_bad_value_under_the_name_tritonserver(args, variable, n
         (["torchserve", "--foreground", "--model-store=.", "--", "--help"], "pharos: only options of the server may follow `--`"),
         (["torchserve", "--http-port=1"], "unexpected argument '--http-port' found"),
         (["metrics", "list", "a", "b"], "unexpected argument 'b' found"),
-        (["health", "http://localhost:8000"], "expected HOST:PORT, without a scheme and a path\n"),
+        (["health", "http://localhost:8000/"], "expected [https://]HOST:PORT, without a path\n"),
         (["model.onnx"], "'model.onnx' is not a command; `pharos serve model.onnx` serves it\n"),
     ],
 )

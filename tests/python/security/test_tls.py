@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import ssl
+import subprocess
 import time
 
 import numpy as np
@@ -20,7 +21,7 @@ from tritonclient.utils import InferenceServerException
 from harness.certificates import Authority, Files, key_pem, new_key
 from harness.inference import one
 from harness.prometheus import Prometheus, missing
-from harness.server import kill_all, total
+from harness.server import binary, kill_all, total
 from harness.tls_server import LISTENERS, MODEL, TlsServer
 from harness.waiting import DEADLINE_S, eventually
 
@@ -57,6 +58,31 @@ def test_http_client(secured):
         assert client.is_server_ready()
         result = client.infer(MODEL, [tensor(tritonclient.http)])
         assert result.as_numpy("OUTPUT0").tolist() == [[1, 2]]
+
+
+def test_health_check(secured):
+    """`pharos health` verifies the server, by a name of its certificate that the address need not have, and identifies itself."""
+    files, port = secured.files, secured.http_port
+    identity = [f"--cert={files.client_cert}", f"--key={files.client_key}"] if secured.mutual else []
+
+    def ask(address: str, *flags: str) -> tuple[int, str]:
+        command = [binary(), "health", address, *flags]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+        return ended.returncode, ended.stderr
+
+    trusted = [f"--root-cert={files.root}", *identity]
+    assert ask(f"https://localhost:{port}", *trusted) == (0, "")
+    assert ask(f"https://127.0.0.1:{port}", "--server-name=localhost", *trusted) == (0, "")
+    for flags, reason in [
+        (identity, "invalid peer certificate: UnknownIssuer"),
+        (["--server-name=other.example", *trusted], "not valid for name"),
+        (["--root-cert=/missing", *identity], "cannot read the certificates in '/missing'"),
+        *([([f"--root-cert={files.root}"], "CertificateRequired")] if secured.mutual else []),
+    ]:
+        code, text = ask(f"https://localhost:{port}", *flags)
+        assert code == 1 and reason in text, text
+    code, text = ask(f"localhost:{port}")
+    assert code == 1 and text == f"localhost:{port} is not ready: it answered 400; if it uses TLS, ask https://localhost:{port}\n"
 
 
 def test_http_client_with_files(secured):
