@@ -174,8 +174,10 @@ impl States {
         });
     }
 
-    /// Records that the model as a whole cannot be loaded. Running versions continue to serve.
+    /// Records why the model as a whole cannot be loaded, in place of the reasons why its versions could not. Running versions
+    /// continue to serve.
     pub fn fail(&mut self, model: &str, reason: impl Into<String>) {
+        self.forget_unavailable(model, |_| false);
         let status = self.entry(model);
         status.failure = reason.into();
         status.load_failed = true;

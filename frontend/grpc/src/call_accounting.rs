@@ -217,7 +217,8 @@ where
             account.end(count, code);
             let mut response = trace::sent(response);
             if let Some(logged) = logged {
-                if code == Code::Ok && account.is_counted_by_handler() {
+                // A response without a status in its headers has one in its trailers.
+                if code == Code::Ok && !response.headers().contains_key("grpc-status") {
                     response = response.map(|stream| Body::new(LoggedStream::new(stream, logged)));
                 } else {
                     logged.answered(code as u16);

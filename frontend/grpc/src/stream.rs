@@ -223,13 +223,20 @@ impl<S: Service> Reading<S> {
         }
     }
 
-    /// Passes a request to the engine.
+    /// Passes a request to the engine. Its error is counted with the answer.
     async fn begin(&self, message: ModelInferRequest, received: Instant) -> Result<Begun<S>, InferError> {
         let request = Named { id: message.id.clone(), model: message.model_name.clone() };
         let traced = trace::begin(&self.service, &message.model_name, &self.metadata);
-        let begun = self.begin_traced(message, received, traced.as_ref()).await;
-        let (responses, wants_empty) = begun.inspect_err(|error| GRPC.refused(traced.as_ref(), received, error))?;
-        Ok(Begun { request, responses, wants_empty, traced, counting: self.counting() })
+        // Counts the request if the stream ends while the model is loaded for it.
+        let mut counting = self.counting();
+        match self.begin_traced(message, received, traced.as_ref()).await {
+            Ok((responses, wants_empty)) => Ok(Begun { request, responses, wants_empty, traced, counting }),
+            Err(error) => {
+                GRPC.refused(traced.as_ref(), received, &error);
+                counting.counted = true;
+                Err(error)
+            }
+        }
     }
 
     /// Returns the responses to a request, and whether an empty final response is sent too.

@@ -326,7 +326,7 @@ async fn a_client_disconnect_is_counted_as_cancelled() {
     let call = table(&service, Settings::default()).handle(request);
     let waited = tokio::time::timeout(Duration::from_millis(20), call).await;
     assert!(waited.is_err(), "the model never answers");
-    assert_eq!(service.records(), [(Protocol::Http, Route::Infer, 400, Some(Reason::Cancelled))]);
+    assert_eq!(service.records(), [(Protocol::Http, Route::Infer, 499, Some(Reason::Cancelled))]);
 }
 
 #[tokio::test]

@@ -79,8 +79,8 @@ impl Drop for Logged {
     }
 }
 
-/// The body of a gRPC stream that is logged when it ends: with the status of its trailers, which may differ from that of its
-/// headers, or as cancelled if it is dropped before.
+/// The body of a gRPC response that is logged when it ends: with the status of its trailers, or as cancelled if it is dropped
+/// before.
 #[derive(Debug)]
 pub struct LoggedStream<B> {
     inner: B,

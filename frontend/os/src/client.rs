@@ -111,29 +111,32 @@ fn configuration(files: &ClientTls) -> Result<ClientConfig, String> {
     }
 }
 
-/// TLS for connections without an event loop.
+/// TLS for connections to one server, without an event loop.
 #[derive(Clone, Debug)]
-pub struct BlockingTls(Arc<ClientConfig>);
+pub struct BlockingTls {
+    configuration: Arc<ClientConfig>,
+    server: ServerName<'static>,
+}
 
 impl BlockingTls {
-    /// Reads the files.
+    /// Reads the files. `server` is the host name or the IP address that the server's certificate must have.
     ///
     /// # Errors
-    /// A file cannot be read or contains no certificate or key, or TLS cannot be set up.
-    pub fn new(files: &ClientTls) -> Result<Self, String> {
-        configuration(files).map(|tls| Self(tls.into()))
+    /// `server` is neither, a file cannot be read or contains no certificate or key, or TLS cannot be set up.
+    pub fn new(files: &ClientTls, server: &str) -> Result<Self, String> {
+        let invalid =
+            |_| format!("'{server}' is not the name of a server: expected the name of a host or an IP address");
+        let server = ServerName::try_from(server.to_owned()).map_err(invalid)?;
+        Ok(Self { configuration: configuration(files)?.into(), server })
     }
 
-    /// Uses TLS on a connection; the first write shakes hands. `server` is the name or the IP address that the server's
-    /// certificate must have.
+    /// Uses TLS on a connection; the first write shakes hands.
     ///
     /// # Errors
-    /// `InvalidInput` for a `server` that is neither.
-    pub fn on(&self, connection: TcpStream, server: &str) -> io::Result<impl Read + Write + use<>> {
-        let invalid = |_| io::Error::new(io::ErrorKind::InvalidInput, format!("'{server}' is not a name of a server"));
-        let server = ServerName::try_from(server.to_owned()).map_err(invalid)?;
-        let session = ClientConnection::new(self.0.clone(), server).map_err(io::Error::other)?;
-        Ok(StreamOwned::new(session, connection))
+    /// TLS cannot be set up.
+    pub fn on(&self, connection: TcpStream) -> io::Result<impl Read + Write + use<>> {
+        let session = ClientConnection::new(self.configuration.clone(), self.server.clone());
+        Ok(StreamOwned::new(session.map_err(io::Error::other)?, connection))
     }
 }
 

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use pharos_os::client::BlockingTls;
+use pharos_os::client::{BlockingTls, ClientTls};
 
 use crate::cli::Certificates;
 
@@ -30,8 +30,12 @@ pub(crate) fn run(address: &str, server_name: Option<&str>, certificates: &Certi
 /// Returns the reason if the server is not ready.
 fn ready(address: &str, server_name: Option<&str>, certificates: &Certificates) -> Result<(), String> {
     let target = Target::parse(address, server_name);
+    let files = certificates.clone().files();
     let tls = match target.is_secure {
-        true => Some(BlockingTls::new(&certificates.clone().files())?),
+        true => Some(BlockingTls::new(&files, target.name)?),
+        false if server_name.is_some() || files != ClientTls::default() => {
+            return Err(format!("the flags for certificates need https:// before the address: https://{address}"));
+        }
         false => None,
     };
     match status(&target, tls.as_ref()) {
@@ -84,17 +88,19 @@ fn status(target: &Target<'_>, tls: Option<&BlockingTls>) -> io::Result<u16> {
     connection.set_read_timeout(Some(LIMIT))?;
     connection.set_write_timeout(Some(LIMIT))?;
     match tls {
-        Some(tls) => ask(tls.on(connection, target.name)?, target.address),
+        Some(tls) => ask(tls.on(connection)?, target.address),
         None => ask(connection, target.address),
     }
 }
 
 /// Sends the request over a connection, and returns the status of the response.
 fn ask(mut connection: impl Read + Write, address: &str) -> io::Result<u16> {
-    write!(connection, "GET /v2/health/ready HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
-    connection.flush()?;
+    let request = format!("GET /v2/health/ready HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    let sent = connection.write_all(request.as_bytes()).and_then(|()| connection.flush());
     let mut line = Vec::new();
-    BufReader::new(connection.take(LONGEST)).read_until(b'\n', &mut line)?;
+    // A server that closes the connection during the request may have said why.
+    let read = BufReader::new(connection.take(LONGEST)).read_until(b'\n', &mut line);
+    read.and_then(|_| if line.is_empty() { sent } else { Ok(()) })?;
     let text = String::from_utf8_lossy(&line);
     let code = text.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)?.parse().ok());
     code.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("not a status of HTTP: {text:?}")))
@@ -170,6 +176,13 @@ mod tests {
             assert!(reason(address).contains("expected [https://]HOST:PORT, without a path"), "{address}");
         }
         assert!(reason("127.0.0.1:1").starts_with("127.0.0.1:1 is not ready: "));
+        for (address, name, part) in [
+            ("https://127.0.0.1:1", "https://a", "'https://a' is not the name of a server"),
+            ("127.0.0.1:1", "a", "need https:// before the address: https://127.0.0.1:1"),
+        ] {
+            let text = ready(address, Some(name), &Certificates::default()).unwrap_err();
+            assert!(text.contains(part), "{text}");
+        }
     }
 
     #[test]

@@ -14,13 +14,13 @@ from security import access_table
 BOOK = ROOT / "docs/src"
 PAGES = [ROOT / "README.md", *sorted(BOOK.rglob("*.md"))]
 COMMANDS = [
-    (), ("torchserve",), ("metrics", "check"), ("metrics", "list"), ("top",), ("trace", "summary"), ("trace", "chrome"),
+    (), ("torchserve",), ("metrics", "check"), ("metrics", "list"), ("health",), ("top",), ("trace", "summary"), ("trace", "chrome"),
 ]  # fmt: skip
 
 OTHER_FLAGS = {
     "--concurrency-range", "--ulimit", "--config", "--homepath", "--grpc", "--pipeline", "--flag", "--http", "--metrics",
     "--target", "--read-only", "--tmpfs", "--from-literal", "--enable-feature", "--scope", "--user", "--init",
-    "--pid", "--gpus", "--device", "--build-arg",
+    "--pid", "--gpus", "--device", "--build-arg", "--health-cmd",
 }  # fmt: skip
 """Flags of perf_analyzer, docker, podman, kubectl, Prometheus, Grafana, systemd-run and examples/classify.py, `--flag` in general, and
 `--http-...` for all with this beginning."""

@@ -16,7 +16,7 @@ import yaml
 from harness.inference import one
 from harness.processes import held
 from harness.server import EXAMPLES, ROOT, total
-from harness.statistics import until_dispatched, until_received
+from harness.statistics import until_dispatched
 from harness.waiting import eventually
 from metrics import log_pipelines
 from metrics.log_lines import raw
@@ -57,6 +57,11 @@ def tool(request):
     return TOOLS[request.param]()
 
 
+def waiting(server) -> float:
+    """Returns the number of requests in the queue."""
+    return total(server.scrape(), "nv_inference_pending_request_count", model="delay_200")
+
+
 @pytest.fixture
 def loaded(start):
     """Starts a server, and sends it one request, a batch with the ids `IDS`, and requests that fail."""
@@ -70,7 +75,7 @@ def loaded(start):
                 until_dispatched(server, "delay_200", 1)
                 for at, text in enumerate(IDS):
                     answers.append(pool.submit(server.infer, "delay_200", request | ({"id": text} if text else {})))
-                    until_received(server, "delay_200", at + 2)
+                    eventually("it is in the queue", lambda: waiting(server) == at + 1)
             assert [answer.result()[0] for answer in answers] == [200] * 5
         for _ in range(3):
             assert server.get("/v2/models/unknown")[0] == 400

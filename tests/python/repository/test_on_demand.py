@@ -2,6 +2,7 @@
 have had no requests (`--model-idle-unload-secs`)."""
 
 import json
+import queue
 import random
 import re
 import shutil
@@ -19,7 +20,7 @@ from harness.models import IO, copy_models, write
 from harness.sequence_models import config as sequence_config, controls
 from harness.processes import thread_seconds
 from harness.server import MODELS, total
-from harness.waiting import eventually, holds_for, pause_as_client, run_for
+from harness.waiting import DEADLINE_S, eventually, holds_for, pause_as_client, run_for
 from python_backend.worker import PYTHON, has_worker
 from repository.repository_tables import ensemble, model
 
@@ -243,6 +244,23 @@ def test_a_request_waits_no_longer_than_its_timeout(start, repository):
     assert (status, answer["error"]) == (503, text)
     assert_answers(server, "slow")
     assert loads(server, "slow") == 1
+
+
+def test_a_stream_that_ends_during_a_load_counts_its_request(start, repository):
+    """At the client's deadline, as a call does."""
+    server = start([], MODE, repository=repository)
+    tensor = tritonclient.grpc.InferInput("INPUT0", [1, 2], "FP32")
+    tensor.set_data_from_numpy(numpy.zeros((1, 2), numpy.float32))
+    answers = queue.Queue()
+    with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: answers.put(error), stream_timeout=0.5)
+        client.async_stream_infer("slow", [tensor])
+        assert "Deadline Exceeded" in str(answers.get(timeout=DEADLINE_S))
+    ended = lambda: {  # noqa: E731
+        reason: total(server.scrape(), "pharos_request_failures_total", route="stream_infer", reason=reason)
+        for reason in ("TIMEOUT", "CANCELLED")
+    }
+    eventually("the request counts", lambda: ended() == {"TIMEOUT": 1, "CANCELLED": 0})
 
 
 def test_a_failed_load_is_remembered(start, repository):

@@ -104,6 +104,12 @@ def test_loads_that_cannot_begin_are_counted(start, tmp_path):
     eventually("both loads have failed", lambda: failures(started) == 2)
 
 
+def last_loads(server) -> dict:
+    """Returns 1 for each model whose latest load succeeded, and 0 for the others."""
+    series = server.scrape().items()
+    return {dict(labels)["model"]: value for (name, labels), value in series if name == "pharos_model_last_load_successful"}
+
+
 def test_failed_loads_are_a_metric(start, tmp_path):
     """`pharos_model_last_load_successful`: also for reloads after which the earlier files serve, and for models without a version."""
     folder = tmp_path / "models"
@@ -115,8 +121,7 @@ def test_failed_loads_are_a_metric(start, tmp_path):
     server.wait_until_ready("/v2/health/live")
 
     def loads() -> dict:
-        series = server.scrape().items()
-        return {dict(labels)["model"]: value for (name, labels), value in series if name == "pharos_model_last_load_successful"}
+        return last_loads(server)
 
     eventually("two models have failed", lambda: loads() == {"model": 1, "broken": 0, "unreadable": 0})
     (folder / "model/config.pbtxt").write_text(CONFIG.replace("TYPE_FP32", "TYPE_FP23"))
@@ -137,10 +142,10 @@ def test_an_unload_ends_a_failed_load(start, tmp_path):
 
     def ask(verb: str, name="model") -> tuple:
         status, _ = server.ask("POST", f"/v2/repository/models/{name}/{verb}", "{}")
-        return status, total(server.scrape(), "pharos_model_last_load_successful", model=name)
+        return status, last_loads(server).get(name)
 
-    assert ask("load", "missing")[0] >= 400
-    assert not [labels for name, labels in server.scrape() if name == "pharos_model_last_load_successful" and ("model", "missing") in labels]
+    status, loaded = ask("load", "missing")
+    assert status >= 400 and loaded is None
     assert ask("load") == (200, 1)
     write_code = (folder / "model/1/model.py").write_text
     write_code("raise RuntimeError('broken')\n")
@@ -153,6 +158,23 @@ def test_an_unload_ends_a_failed_load(start, tmp_path):
     assert ask("load") == (200, 1)
 
 
+@pytest.mark.parametrize("mode", ["explicit", "on-demand"])
+def test_a_model_of_the_command_line_that_cannot_be_read_has_failed(start, tmp_path, mode):
+    """No response says so. A model that does not exist has no series."""
+    folder = tmp_path / "models"
+    write(folder, "unreadable", "/dev/null")
+    (folder / "unreadable/config.pbtxt").write_text(CONFIG.replace("max_batch_size", "max_batch_sise"))
+    options = [f"--model-control-mode={mode}", "--load-model=unreadable", "--load-model=missing", "--exit-on-error=false"]
+    server = start([], *options, f"--python={PYTHON}", repository=folder, wait=False)
+    server.wait_until_ready("/v2/health/live")
+    eventually("the load has failed", lambda: last_loads(server) == {"unreadable": 0})
+    (entry,) = server.index()["unreadable"]
+    assert "max_batch_sise" in entry["reason"], entry
+    (folder / "unreadable/config.pbtxt").write_text(CONFIG)
+    assert server.ask("POST", "/v2/repository/models/unreadable/load", "{}")[0] == 200
+    assert last_loads(server) == {"unreadable": 1}
+
+
 def test_an_ensemble_without_its_member_has_failed(start, tmp_path):
     """The removal of a member is no unload of the ensemble, which serves again with the member."""
     folder = tmp_path / "models"
@@ -163,7 +185,7 @@ def test_an_ensemble_without_its_member_has_failed(start, tmp_path):
     server = start([], *POLL, repository=folder)
 
     def loads() -> float:
-        return total(server.scrape(), "pharos_model_last_load_successful", model="both")
+        return last_loads(server)["both"]
 
     assert loads() == 1
     (folder / "member").rename(tmp_path / "member")

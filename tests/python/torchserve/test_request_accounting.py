@@ -158,7 +158,7 @@ def test_a_rest_prediction_whose_client_disconnects_is_logged(home):
         connection.request("POST", "/predictions/m", b"pid")
         until_dispatched(home, "m", before + 1)
         connection.close()
-        expected.check("400", "CANCELLED", 499)
+        expected.check("499", "CANCELLED", 499)
 
 
 def test_a_rest_stream_whose_client_disconnects_is_logged(home):
@@ -173,7 +173,7 @@ def test_a_rest_stream_whose_client_disconnects_is_logged(home):
         assert connection.recv(100).startswith(b"HTTP/1.1 200 OK\r\n")
         opened = writer(gate)
     try:
-        expected.check("400", "CANCELLED", 499)
+        expected.check("499", "CANCELLED", 499)
     finally:
         os.close(opened)
     executing = lambda: total(home.scrape(), "pharos_model_executing_requests", model="streams")  # noqa: E731
@@ -201,7 +201,7 @@ def test_a_grpc_prediction_whose_client_leaves_at_its_deadline(home, method):
     """It is too late, in the count of failures and for the objective of availability, although the model completes it."""
     route = {"Predictions": "predict", "StreamPredictions": "stream_predict"}[method]
     bad = lambda: added(objective(home), before)  # noqa: E731
-    before, requests = objective(home), counted(home, "grpc", route)
+    before, requests, lines = objective(home), counted(home, "grpc", route), logged(home, of_grpc(INFERENCE + method))
     with held(home, "m"), grpc.insecure_channel(f"{HOST}:{home.grpc}") as channel:
         make = channel.unary_stream if method == "StreamPredictions" else channel.unary_unary
         with pytest.raises(grpc.RpcError) as failed:
@@ -209,6 +209,8 @@ def test_a_grpc_prediction_whose_client_leaves_at_its_deadline(home, method):
         assert failed.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
         late = {"DEADLINE_EXCEEDED": 1}, {"TIMEOUT": 1}
         eventually("the call is counted", lambda: added(counted(home, "grpc", route), requests) == late)
+        flush(home)
+        assert logged(home, of_grpc(INFERENCE + method))[len(lines) :] == [4]
     eventually("the request counts as bad", lambda: bad() == ({"all": 1}, {}))
 
 

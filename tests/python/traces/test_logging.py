@@ -161,6 +161,27 @@ def test_streams_are_logged_with_the_status_that_ends_them(start):
         eventually("the other one is logged", lambda: logged()[1:] == [0])
 
 
+def test_other_streams_are_logged_when_they_end(start):
+    """For example that of the reflection service."""
+    server = start(["identity_fp32"], "--log-format=json", "--log-access")
+
+    def logged() -> list:
+        found = [json.loads(line) for line in lines(server.log)]
+        return [line["status"] for line in found if line.get("request", "").endswith("/ServerReflectionInfo")]
+
+    with grpc.insecure_channel(server.grpc) as channel:
+        requests = queue.Queue()
+        stream = channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+        answers = stream(iter(requests.get, None))
+        # `list_services` with an empty text.
+        requests.put(bytes([7 << 3 | 2, 0]))
+        assert next(answers)
+        assert logged() == [], "the stream has not ended"
+        requests.put(None)
+        assert list(answers) == []
+        eventually("the stream is logged", lambda: logged() == [0])
+
+
 def test_requests_of_clients_that_disconnect_are_logged(start):
     """Without a status, because none was sent."""
     server = start(["identity_fp32"], "--log-access")

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::metrics::labels::ModelChange;
 use pharos::metrics::record;
-use pharos::repository::{Override, States};
+use pharos::repository::Override;
 use pharos::service::EXITING_TEXT;
 use pharos_os::blocking;
 use tokio::sync::watch;
@@ -273,11 +273,18 @@ impl Loader {
             self.withdraw(name);
         }
         self.models.change(|table| {
+            if unloads.has_come() {
+                return;
+            }
             let bare = table.states.model(name).is_some_and(|status| status.versions.is_empty());
             match self.settings.mode {
                 _ if table.serving.contains_key(name) => {}
-                Mode::None | Mode::Poll(_) => fail(&mut table.states, name, reason),
-                Mode::OnDemand if wanted.by_itself => fail(&mut table.states, name, reason),
+                Mode::None | Mode::Poll(_) => table.states.fail(name, reason),
+                Mode::OnDemand if wanted.by_itself => table.states.fail(name, reason),
+                // A load at the start has no response.
+                _ if matches!(unprepared, PrepareError::Unreadable(_)) && bare && table.named.contains(name) => {
+                    table.states.fail(name, reason);
+                }
                 // The response contains the reason; the state of the model is unchanged.
                 _ if bare && !matches!(unprepared, PrepareError::NoVersion(_)) => {
                     table.states.remove(name);
@@ -285,9 +292,7 @@ impl Loader {
                 }
                 Mode::Explicit | Mode::OnDemand => {}
             }
-            if !unloads.has_come() {
-                table.states.load_ended(name, false);
-            }
+            table.states.load_ended(name, false);
         });
         match unprepared {
             PrepareError::NotFound(reason) | PrepareError::Unreadable(reason) => not_polled(name, reason),
@@ -364,7 +369,7 @@ impl Loader {
             let (wanted, unloads) = self.begun(wanted);
             let (loader, model) = (self.clone(), name.clone());
             let prepared = blocking::run(move || loader.prepare(&model, overrides.as_deref())).await;
-            let Ok(prepared) = prepared else { continue };
+            let prepared = prepared.unwrap_or_else(|error| Err(PrepareError::Unreadable(error.to_string())));
             match self.checked_dependencies(&name, prepared).await {
                 Ok(prepared) => drop(self.load_one(&wanted, unloads, &prepared).await),
                 Err(unprepared) => {
@@ -476,12 +481,6 @@ impl Loader {
         gone.into_iter().for_each(|(serving, ending)| self.models.retire(serving, ending));
         holds
     }
-}
-
-/// Records why a model cannot be loaded, in place of the reasons why its versions could not.
-fn fail(states: &mut States, name: &str, reason: &str) {
-    states.forget_unavailable(name, |_| false);
-    states.fail(name, reason);
 }
 
 /// Triton's error for an unreadable model, with the reason, which Triton only logs.

@@ -8,6 +8,7 @@ use pharos::service::Management;
 use tonic::codegen::tokio_stream::Stream;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::CallerDeadline;
 use super::call::{Call, Caller};
 use super::failure::StreamFailure;
 use super::proto::inference::inference_ap_is_service_server::InferenceApIsService;
@@ -24,9 +25,9 @@ type Parts = Pin<Box<dyn Stream<Item = Result<PredictionResponse, Status>> + Sen
 
 impl<S: Management> Inference<S> {
     fn caller<T>(&self, request: &Request<T>, timing: &AnswerTiming) -> Caller {
-        let headers = request.metadata().as_ref();
-        let tenant = tenants::of(&self.0.service, headers, request.extensions());
-        Caller { tenant, trace: timing.trace(), deadline: super::deadline_of(headers) }
+        let tenant = tenants::of(&self.0.service, request.metadata().as_ref(), request.extensions());
+        let deadline = request.extensions().get().and_then(|CallerDeadline(deadline)| *deadline);
+        Caller { tenant, trace: timing.trace(), deadline }
     }
 }
 

@@ -175,7 +175,9 @@ impl<S: Management, D: KserveGrpc> tower::Service<Request<RequestBody>> for Port
     }
 
     fn call(&mut self, mut request: Request<RequestBody>) -> Self::Future {
-        let logged = log(&mut request);
+        let deadline = deadline_of(request.headers());
+        request.extensions_mut().insert(CallerDeadline(deadline));
+        let logged = log(&mut request).map(|logged| logged.with_deadline(deadline));
         let path = request.uri().path().to_owned();
         let shared = self.shared.clone();
         let is_own = routes::is_own(&path);
@@ -187,8 +189,7 @@ impl<S: Management, D: KserveGrpc> tower::Service<Request<RequestBody>> for Port
         // The v2 protocol's edge counts its answers itself.
         let reported = is_own && refused.is_none() && load_report::requested(route, request.headers()).is_some();
         let counts = is_own || refused.is_some();
-        let account =
-            || Account::new(Calls(shared.service.clone()), route).with_deadline(deadline_of(request.headers()));
+        let account = || Account::new(Calls(shared.service.clone()), route).with_deadline(deadline);
         let end = CallEnd { count: counts.then(account), refused, logged };
         let answer: Answering = match (denied, &mut self.services) {
             (Some((status, _)), _) => Box::pin(std::future::ready(Ok(status.into_http()))),
@@ -213,6 +214,10 @@ impl<S: Management, D: KserveGrpc> tower::Service<Request<RequestBody>> for Port
         })
     }
 }
+
+/// When the client of a call leaves at its deadline. An extension of the request: a handler gets the call after its message.
+#[derive(Clone, Copy, Debug)]
+struct CallerDeadline(Option<Instant>);
 
 /// Returns when the client of a call that has just been received leaves at its deadline.
 fn deadline_of(headers: &HeaderMap) -> Option<Instant> {

@@ -1,27 +1,25 @@
 //! The lines of the access log, in TorchServe's format: `/PEER "REQUEST" STATUS MILLISECONDS`.
 //!
 //! The format has a number as status and no place for a word. A request whose client disconnects before the end of the response
-//! therefore has the status of a cancelled request: 499 over REST and 1 (CANCELLED) over gRPC.
+//! therefore has the status that it counts with: 499 over REST; over gRPC 1 (CANCELLED), or 4 (DEADLINE_EXCEEDED) at its deadline.
 
 use std::net::SocketAddr;
 
 use pharos::service::Protocol;
 use pharos::timeline::Instant;
 
-use pharos_listener::request_log;
+use pharos_listener::answering::CLIENT_CLOSED_REQUEST;
+use pharos_listener::{deadline, request_log};
 use pharos_os::clock;
 
-/// The status of a cancelled REST request: nginx's "client closed request".
-const CANCELLED_REST: u16 = 499;
-/// The status of a cancelled gRPC call: `CANCELLED`.
-const CANCELLED_GRPC: u16 = 1;
-
-/// A request that is logged when it is dropped: with its status once it is answered, or with that of a cancelled request.
+/// A request that is logged when it is dropped: with its status once it is answered, or with that of a request whose client left.
 pub(crate) struct AccessLog {
     peer: Option<SocketAddr>,
     request: String,
     received: Instant,
-    status: u16,
+    protocol: Protocol,
+    deadline: Option<Instant>,
+    status: Option<u16>,
 }
 
 impl AccessLog {
@@ -30,22 +28,29 @@ impl AccessLog {
         (protocol, peer, received): (Protocol, Option<SocketAddr>, Instant),
         request: impl FnOnce() -> String,
     ) -> Option<Self> {
-        let status = match protocol {
-            Protocol::Http => CANCELLED_REST,
-            Protocol::Grpc => CANCELLED_GRPC,
-        };
-        request_log::is_enabled().then(|| Self { peer, request: request(), received, status })
+        let (deadline, status) = (None, None);
+        request_log::is_enabled().then(|| Self { peer, request: request(), received, protocol, deadline, status })
+    }
+
+    /// Sets the deadline of the client, as [`deadline::at`] returns it.
+    pub(crate) fn with_deadline(mut self, deadline: Option<Instant>) -> Self {
+        self.deadline = deadline;
+        self
     }
 
     /// Logs the request with the HTTP or gRPC status of its response.
     pub(crate) fn answered(mut self, status: u16) {
-        self.status = status;
+        self.status = Some(status);
     }
 }
 
 impl Drop for AccessLog {
     fn drop(&mut self) {
-        let Self { peer, request, received, status } = self;
+        let Self { peer, request, received, .. } = self;
+        let status = self.status.unwrap_or_else(|| match self.protocol {
+            Protocol::Http => CLIENT_CLOSED_REQUEST,
+            Protocol::Grpc => deadline::abandoned(self.deadline, clock::now()).0.grpc_code().unsigned_abs() as u16,
+        });
         let peer = peer.map_or_else(|| "0.0.0.0".to_owned(), |peer| peer.to_string());
         let ms = (clock::now() - *received).as_millis();
         request_log::answered_line(&format!("/{peer} \"{request}\" {status} {ms}"));
