@@ -1,5 +1,5 @@
-//! `grpc-timeout`: the deadline of a gRPC client. When it has passed, calls of the v2 protocol end ([`within`]), so that nothing is
-//! computed for a client that has given up. TorchServe's calls end when the client resets them.
+//! `grpc-timeout`: the deadline of a gRPC client. When it has passed, calls of the v2 protocol end, so that nothing is computed for a
+//! client that has given up. Other calls end when the client resets them.
 
 use std::time::Duration;
 

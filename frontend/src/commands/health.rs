@@ -99,8 +99,10 @@ fn ask(mut connection: impl Read + Write, address: &str) -> io::Result<u16> {
     let sent = connection.write_all(request.as_bytes()).and_then(|()| connection.flush());
     let mut line = Vec::new();
     // A server that closes the connection during the request may have said why.
-    let read = BufReader::new(connection.take(LONGEST)).read_until(b'\n', &mut line);
-    read.and_then(|_| if line.is_empty() { sent } else { Ok(()) })?;
+    BufReader::new(connection.take(LONGEST)).read_until(b'\n', &mut line)?;
+    if line.is_empty() {
+        sent?;
+    }
     let text = String::from_utf8_lossy(&line);
     let code = text.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)?.parse().ok());
     code.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("not a status of HTTP: {text:?}")))

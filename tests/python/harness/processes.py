@@ -60,8 +60,9 @@ def resident_kb(server) -> int:
 
 
 def instance(pid: int) -> str:
-    """Returns the instance name of a worker process: `MODEL_NUMBER`, or `MODEL_GROUP_NUMBER` if the model has several groups."""
-    return command_line(pid)[-1].decode()
+    """Returns the instance name of a worker process: `MODEL_NUMBER`, or `MODEL_GROUP_NUMBER` if the model has several groups. Returns
+    an empty name if the process has ended."""
+    return (command_line(pid) or [b""])[-1].decode()
 
 
 def worker_model(pid: int) -> str:

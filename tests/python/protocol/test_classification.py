@@ -86,6 +86,7 @@ def test_a_missing_label_file(start, tmp_path):
     eventually("both failures are reported", lambda: "must be in the model's directory" in str(server.index()))
 
 
+@pytest.mark.alone
 def test_others_are_served_while_a_large_output_is_classified(tmp_path):
     """A million elements are sorted and written on another thread than those that serve connections."""
     size = 1_000_000

@@ -269,7 +269,7 @@ def test_a_client_that_leaves_in_mid_stream(streams, way):
     else:
         channel = grpc.insecure_channel(streams.grpc)
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        call = stub.ModelStreamInfer(iter([message]), timeout=0.5 if way == "grpc deadline" else None)
+        call = stub.ModelStreamInfer(iter([message]), timeout=5 if way == "grpc deadline" else None)
         assert next(call).infer_response.parameters["triton_final_response"].bool_param is False
         if way == "grpc deadline":
             with pytest.raises(grpc.RpcError) as error:

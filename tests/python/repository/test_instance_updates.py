@@ -112,9 +112,10 @@ def test_resources_follow_the_instances(world):
     assert limit() == 4
     for count in (8, 3):
         own.update(needs(count), 1, 1)
-        assert limit() == count
+        eventually("the limit follows", lambda: limit() == count)
         assert own.server.infer("m", REQUEST)[0] == 200
-        assert f"Device: 0, Resource: R1\\t Count: {count}" in own.server.log_tail()
+        line = f"Device: 0, Resource: R1\\t Count: {count}"
+        eventually("the log has the limit", lambda: line in own.server.log_tail())
 
 
 def test_an_exceeded_limit_fails_the_update(world):

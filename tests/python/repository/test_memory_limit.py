@@ -190,7 +190,6 @@ def test_a_load_waits_for_requests_that_end_soon(start, tmp_path):
     other = threading.Thread(target=assert_answers, args=(server, "b"))
     other.start()
     eventually("it waits", lambda: total(server.scrape(), "pharos_on_demand_waiting_requests") == 1)
-    pause_as_client(0.2)
     assert loaded(server) == {"a"}
     (tmp_path / "done").touch()
     join_all([client, other])

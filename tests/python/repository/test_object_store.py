@@ -387,7 +387,7 @@ def ends_at_once(server):
     began = time.monotonic()
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(DEADLINE_S) == 0
-    assert time.monotonic() - began < 3, server.log_tail()
+    assert time.monotonic() - began < 12, "the time limit of a read is 15 s"
     log = server.log.read_text()
     assert "panicked" not in log and " ERROR " not in log, server.log_tail()
 

@@ -58,7 +58,7 @@ def test_a_model_is_ready_after_its_warmups(start, tmp_path):
     assert [total(server.scrape(), name) for name in names] == [0, 0, 0], "TorchServe's counters have the requests of clients"
     assert not any(name == "QueueTime" for name, _ in server.scrape()), "no client's request has waited"
     assert server.infer("warm", one("FP32", [1, 2], [5, 6]))[1]["outputs"][0]["data"] == [5, 6]
-    assert 0.3e6 <= total(server.scrape(), "ts_inference_latency_microseconds") < 0.6e6, "one request"
+    assert 0.3e6 <= total(server.scrape(), "ts_inference_latency_microseconds") < 3e6, "one request: the warm-ups have 6.6 s"
 
 
 def test_every_datatype_warms_up(start, tmp_path):

@@ -219,13 +219,15 @@ def test_a_cancelled_request_leaves_the_queue(serve):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         first = pool.submit(server.infer, "a", REQUEST)
         eventually("the resource is held", lambda: resource(server, "R", "global", "used") == 1)
-        connection = http.client.HTTPConnection(server.http)
-        connection.request("POST", "/v2/models/b/infer", json.dumps(REQUEST))
-        waiting = ("pharos_rate_limiter_waiting_instances", (("model", "b"), ("version", "1")))
-        eventually("the request waits", lambda: server.scrape()[waiting] == 1)
-        connection.close()
-        eventually("the request is removed", lambda: server.scrape()[waiting] == 0)
-        assert not first.done() and first.result()[0] == 200
+        with held(server, "a"):
+            connection = http.client.HTTPConnection(server.http)
+            connection.request("POST", "/v2/models/b/infer", json.dumps(REQUEST))
+            waiting = ("pharos_rate_limiter_waiting_instances", (("model", "b"), ("version", "1")))
+            eventually("the request waits", lambda: server.scrape()[waiting] == 1)
+            connection.close()
+            eventually("the request is removed", lambda: server.scrape()[waiting] == 0)
+            assert not first.done()
+        assert first.result()[0] == 200
     check_released(server)
     assert executions(server, "b") == 0
 

@@ -358,7 +358,7 @@ def stored(redis, count: int):
 def test_servers_share_a_redis_cache(cached, tmp_path):
     """One server hits entries of another, also after both restart; other files are another model."""
     with Redis(tmp_path) as redis:
-        options = ["--cache-config=redis,host=127.0.0.1", f"--cache-config=redis,port={redis.port},single_flight=true"]
+        options = ["--cache-config=redis,host=127.0.0.1", f"--cache-config=redis,port={redis.port},single_flight=true,timeout_ms=2000"]
         first, second = (connected(cached(["simple"], *options)) for _ in range(2))
         expected = answer(first, "simple", simple())
         stored(redis, 1)
@@ -380,7 +380,7 @@ def test_servers_share_a_redis_cache(cached, tmp_path):
 @needs_redis
 def test_single_flight_with_redis(cached, tmp_path):
     with Redis(tmp_path) as redis:
-        options = ["--cache-config=redis,host=127.0.0.1", f"--cache-config=redis,port={redis.port},single_flight=true"]
+        options = ["--cache-config=redis,host=127.0.0.1", f"--cache-config=redis,port={redis.port},single_flight=true,timeout_ms=2000"]
         ask_at_once(connected(cached(["delay_200"], *options)), 1)
 
 

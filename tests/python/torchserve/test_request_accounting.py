@@ -205,7 +205,7 @@ def test_a_grpc_prediction_whose_client_leaves_at_its_deadline(home, method):
     with held(home, "m"), grpc.insecure_channel(f"{HOST}:{home.grpc}") as channel:
         make = channel.unary_stream if method == "StreamPredictions" else channel.unary_unary
         with pytest.raises(grpc.RpcError) as failed:
-            list(make(INFERENCE + method)(message((1, "m"), body("pid")), timeout=3))
+            list(make(INFERENCE + method)(message((1, "m"), body("pid")), timeout=9))
         assert failed.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
         late = {"DEADLINE_EXCEEDED": 1}, {"TIMEOUT": 1}
         eventually("the call is counted", lambda: added(counted(home, "grpc", route), requests) == late)

@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from harness.processes import held
+from harness.server import total
 from harness.statistics import dispatched, until_dispatched, until_received
 from harness.waiting import DEADLINE_S, eventually, holds_for, run_for
 from torchserve.home import HOST, INFERENCE, MANAGEMENT, Home, body, call, fields, has_worker, message
@@ -84,18 +85,18 @@ def test_ping_reports_workers_that_could_not_be_added(tmp_path, before, synchron
 
 def test_requests_have_a_total_timeout(home):
     """`clientTimeoutInMills` limits the whole time of a request, in the queue and in the worker."""
-    home.archive("late", "mortal", f"ill: {home.folder / 'none'}\nclientTimeoutInMills: 400\n")
+    home.archive("late", "mortal", f"ill: {home.folder / 'none'}\nclientTimeoutInMills: 4000\n")
     home.register("late-1.0.mar")
     assert home.predict("late", b"sleep 0.1") == (200, b"1")
     began = time.monotonic()
-    status, answer = home.predict("late", b"sleep 1.5")
-    assert time.monotonic() - began >= 0.4
+    status, answer = home.predict("late", b"sleep 6")
+    assert time.monotonic() - began >= 4
     assert (status, json.loads(answer)["type"]) == (408, "RequestTimeoutException")
-    assert json.loads(answer)["message"].endswith("clientTimeoutInMills allows: there was no answer within 400 ms")
+    assert json.loads(answer)["message"].endswith("clientTimeoutInMills allows: there was no answer within 4000 ms")
     eventually("the worker is free again", lambda: home.predict("late", b"x")[0] == 200)
     with pytest.raises(grpc.RpcError) as failed:
-        call(home.grpc, INFERENCE + "Predictions", (1, "late"), body("sleep 1.5"))
-    assert "there was no answer within 400 ms" in failed.value.details()
+        call(home.grpc, INFERENCE + "Predictions", (1, "late"), body("sleep 6"))
+    assert "there was no answer within 4000 ms" in failed.value.details()
 
 
 def test_lines_of_workers_have_torchserves_names(home):
@@ -204,18 +205,21 @@ def test_the_sequence_of_a_disconnected_client_continues(counted):
     home.archive("goes-on", "mortal", yaml + f"ill: {home.folder / 'none'}\n")
     home.register("goes-on-1.0.mar")
     answers, name = [], "ts_request_sequence_id"
-    ask = lambda: answers.append(home.predict("goes-on", b"sleep 0.5", {name: "a"}))
-    clients = [threading.Thread(target=ask)]
-    clients[0].start()
-    until_received(home, "goes-on", 1)
-    leaves = socket.create_connection((HOST, home.inference))
-    leaves.sendall(f"POST /predictions/goes-on HTTP/1.1\r\nHost: a\r\n{name}: a\r\nContent-Length: 9\r\n\r\nsleep 0.5".encode())
-    until_received(home, "goes-on", 2)
-    for count in (3, 4):
-        clients.append(threading.Thread(target=ask))
-        clients[-1].start()
-        until_received(home, "goes-on", count)
-    leaves.close()
+    ask = lambda: answers.append(home.predict("goes-on", b"x", {name: "a"}))
+    cancelled = lambda: total(home.scrape(), "pharos_request_failures_total", route="predict", reason="CANCELLED")
+    clients, before = [threading.Thread(target=ask)], cancelled()
+    with held(home, "goes-on"):
+        clients[0].start()
+        until_received(home, "goes-on", 1)
+        leaves = socket.create_connection((HOST, home.inference))
+        leaves.sendall(f"POST /predictions/goes-on HTTP/1.1\r\nHost: a\r\n{name}: a\r\nContent-Length: 1\r\n\r\nx".encode())
+        until_received(home, "goes-on", 2)
+        for count in (3, 4):
+            clients.append(threading.Thread(target=ask))
+            clients[-1].start()
+            until_received(home, "goes-on", count)
+        leaves.close()
+        eventually("the server knows that the client has left", lambda: cancelled() == before + 1)
     [client.join() for client in clients]
     assert answers == [(200, b"1")] * 3, answers
     assert dispatched(home, "goes-on") == 3, "one for each remaining client"
