@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ensembles.builtin_ensembles import ensemble, plain
 from harness.models import write
 from harness.server import Server
-from harness.waiting import DEADLINE_S, pause_as_client, settled
+from harness.waiting import DEADLINE_S, eventually, pause_as_client, settled
 
 CACHED = "response_cache { enable: true }"
 DELAY = 'parameters { key: "delay_ms" value { string_value: "4" } }'
@@ -41,7 +41,8 @@ def test_hits_and_misses_are_the_successes(tmp_path):
             asked = [pool.submit(ask, number) for number in range(1500)]
             for _ in range(3):
                 pause_as_client(0.25)
-                os.kill(random.choice(sorted(server.workers())), signal.SIGKILL)
+                workers = eventually("a worker runs", lambda: sorted(server.workers()))
+                os.kill(random.choice(workers), signal.SIGKILL)
             for one in asked:
                 one.result()
 
@@ -49,5 +50,5 @@ def test_hits_and_misses_are_the_successes(tmp_path):
             return {name: entry["count"] for name, entry in server.statistics("e")["inference_stats"].items()}
 
         # Requests whose clients disconnect at once may not be counted at all.
-        found = settled("the counts", counts, 0.5)
+        found = settled("the counts", counts, 3)
         assert found["cache_hit"] + found["cache_miss"] == found["success"] and found["fail"] > 0, found

@@ -380,7 +380,7 @@ def test_auto_complete_that_fails(place):
     # An interpreter that is a script, which starts the real one and waits for it.
     script = place.interpreter("script", f'echo $$ > {place.folder}/slow; {sys.executable} "$@"; exit $?')
     place.model("slow", sleep=60, environment=script)
-    with place.server("--backend-config=python,stub-timeout-seconds=6") as server:
+    with place.server("--backend-config=python,stub-timeout-seconds=20") as server:
         outcome = loaded(server, "error", "smaller", "datatype", "nonsense", "silent", "slow")
         assert {state for state, _ in outcome.values()} == {"UNAVAILABLE"}
         reasons = {model: reason for model, (_, reason) in outcome.items()}
@@ -391,7 +391,7 @@ def test_auto_complete_that_fails(place):
         )
         assert reasons["nonsense"].startswith("auto-complete of model 'nonsense' has answered JSON of the wrong form: ")
         assert reasons["silent"] == "auto-complete of model 'silent' failed: it ended without an answer (exit status 3)"
-        assert "auto-complete of model 'slow' failed: it did not end within 6 s" in reasons["slow"]
+        assert "auto-complete of model 'slow' failed: it did not end within 20 s" in reasons["slow"]
         eventually("no process is left", lambda: not server.workers())
         group = int((place.folder / "slow").read_text())
 

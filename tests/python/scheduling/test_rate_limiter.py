@@ -314,4 +314,4 @@ def test_sequences_share_a_resource(serve):
     assert got == [[number * (turn + 1) for turn in range(steps)] for number in range(1, clients + 1)]
     executions = server.statistics("sums")["execution_count"]
     assert took >= executions * delay_ms / 1000, "two batches overlapped"
-    assert total(server.scrape(), "pharos_rate_limiter_resource_used", resource="R") == 0
+    check_released(server)

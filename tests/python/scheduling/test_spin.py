@@ -60,6 +60,7 @@ def test_a_worker_does_not_sleep_between_close_batches(serve):
     eventually("the worker sleeps for less than half of the requests", lambda: sleeps_per_request(server) < 0.5)
 
 
+@pytest.mark.alone
 def test_zero_sends_it_to_sleep_each_time(serve):
     server = serve(0)
     # On a busy machine, the next request can arrive before the worker has slept.

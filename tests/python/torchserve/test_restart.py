@@ -254,7 +254,7 @@ def test_the_wait_for_the_first_worker_is_limited(launcher):
     gate = launcher.folder / "gate"
     archive(launcher.store / "gated.mar", "gated", GATED.format(gate=str(gate)) + ECHO)
     with zipfile.ZipFile(launcher.store / "gated.mar", "a") as made:
-        made.writestr("model-config.yaml", "clientTimeoutInMills: 300\njobQueueSize: 1\n")
+        made.writestr("model-config.yaml", "clientTimeoutInMills: 3000\njobQueueSize: 1\n")
     launcher.started(*configured(launcher, *COMMON, "--ncs", "--models", "gated.mar"))
     status, body = predicted(launcher, "gated")
     assert status == 408 and "clientTimeoutInMills" in body
