@@ -1,6 +1,6 @@
 //! `pharos health`: asks a running server whether it is ready, for health checks in containers without a shell.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -12,8 +12,8 @@ use crate::cli::Certificates;
 /// The time limit of the connection, of the request and of the response.
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// The maximum length of the line with the status.
-const LONGEST: u64 = 256;
+/// The number of bytes that are read of the response.
+const LONGEST: u64 = 4096;
 
 /// Exits with 0 if the server at `address` is ready: `HOST:PORT`, with `https://` before it for TLS with these certificates. The
 /// server's certificate must have `server_name`, or else the host's name.
@@ -39,12 +39,9 @@ fn ready(address: &str, server_name: Option<&str>, certificates: &Certificates) 
         false => None,
     };
     match status(&target, tls.as_ref()) {
-        Ok(200) => Ok(()),
-        // The answer of a listener with TLS to a request without.
-        Ok(400) if !target.is_secure => {
-            Err(format!("{address} is not ready: it answered 400; if it uses TLS, ask https://{}", target.address))
-        }
-        Ok(status) => Err(format!("{address} is not ready: it answered {status}")),
+        Ok((200, _)) => Ok(()),
+        Ok((status, body)) if body.is_empty() => Err(format!("{address} is not ready: it answered {status}")),
+        Ok((status, body)) => Err(format!("{address} is not ready: it answered {status}: {body}")),
         Err(error) => Err(failure(&target, &error)),
     }
 }
@@ -82,8 +79,8 @@ fn failure(target: &Target<'_>, error: &io::Error) -> String {
     }
 }
 
-/// Returns the status of the readiness check.
-fn status(target: &Target<'_>, tls: Option<&BlockingTls>) -> io::Result<u16> {
+/// Returns the status and the body of the readiness check.
+fn status(target: &Target<'_>, tls: Option<&BlockingTls>) -> io::Result<(u16, String)> {
     let connection = connect(target.address.to_socket_addrs()?)?;
     connection.set_read_timeout(Some(LIMIT))?;
     connection.set_write_timeout(Some(LIMIT))?;
@@ -93,19 +90,27 @@ fn status(target: &Target<'_>, tls: Option<&BlockingTls>) -> io::Result<u16> {
     }
 }
 
-/// Sends the request over a connection, and returns the status of the response.
-fn ask(mut connection: impl Read + Write, address: &str) -> io::Result<u16> {
+/// Sends the request over a connection, and returns the status and the body of the response.
+fn ask(mut connection: impl Read + Write, address: &str) -> io::Result<(u16, String)> {
     let request = format!("GET /v2/health/ready HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     let sent = connection.write_all(request.as_bytes()).and_then(|()| connection.flush());
-    let mut line = Vec::new();
-    // A server that closes the connection during the request may have said why.
-    BufReader::new(connection.take(LONGEST)).read_until(b'\n', &mut line)?;
-    if line.is_empty() {
+    let mut answer = Vec::new();
+    let read = connection.take(LONGEST).read_to_end(&mut answer);
+    if answer.is_empty() {
+        // A server that closes the connection during the request may have said why.
+        read?;
         sent?;
     }
-    let text = String::from_utf8_lossy(&line);
+    let text = String::from_utf8_lossy(&answer);
     let code = text.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)?.parse().ok());
-    code.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("not a status of HTTP: {text:?}")))
+    let body = text.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+    let other = || {
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("not a status of HTTP: {:?}", text.lines().next().unwrap_or_default()),
+        )
+    };
+    code.map(|code| (code, body.trim().to_owned())).ok_or_else(other)
 }
 
 /// Connects to the first of the addresses of a name that accepts. The name of this machine usually has one of IPv6 too, at which no
@@ -124,18 +129,19 @@ fn connect(addresses: impl Iterator<Item = SocketAddr>) -> io::Result<TcpStream>
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::io::{BufRead, BufReader};
     use std::net::TcpListener;
     use std::thread;
 
     use super::*;
 
-    /// Returns the status that a server without TLS answers.
-    fn clear(address: &str) -> io::Result<u16> {
+    /// Returns what a server without TLS answers.
+    fn clear(address: &str) -> io::Result<(u16, String)> {
         status(&Target::parse(address, None), None)
     }
 
-    /// Returns the status that is read from a server which sends `answer`.
-    fn read(answer: &'static str) -> Result<u16, String> {
+    /// Returns what is read from a server that sends `answer`.
+    fn read(answer: &'static str) -> Result<(u16, String), String> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let server = thread::spawn(move || {
@@ -153,8 +159,8 @@ mod tests {
 
     #[test]
     fn reads_the_status() {
-        assert_eq!(read("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"), Ok(200));
-        assert_eq!(read("HTTP/1.1 400 Bad Request\r\n\r\n"), Ok(400));
+        assert_eq!(read("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"), Ok((200, String::new())));
+        assert_eq!(read("HTTP/1.1 400 Bad Request\r\n\r\nloading\n"), Ok((400, "loading".to_owned())));
     }
 
     #[test]

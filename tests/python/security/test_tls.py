@@ -86,7 +86,7 @@ def test_health_check(secured):
         code, text = ask(f"https://localhost:{port}", f"--root-cert={files.root}")
         assert code == 1 and re.search("CertificateRequired|Broken pipe|reset by peer", text), text
     code, text = ask(f"localhost:{port}")
-    assert code == 1 and text == f"localhost:{port} is not ready: it answered 400; if it uses TLS, ask https://localhost:{port}\n"
+    assert code == 1 and text == f'localhost:{port} is not ready: it answered 400: {{"error":"this port requires TLS: use https"}}\n'
 
 
 def test_http_client_with_files(secured):
