@@ -23,7 +23,8 @@ use pharos_listener::access::{Access, DeniedAnswer, Forward, GRPC_PREFIX, Guard}
 use pharos_listener::answering::{Account, Calls};
 use pharos_listener::deadline;
 use pharos_listener::load_report;
-use pharos_listener::request_log::{Logged, LoggedStream};
+use pharos_listener::observed_body::{BodyEnd, ObservedBody, grpc_status_in_head};
+use pharos_listener::request_log::Logged;
 use pharos_os::clock;
 
 /// The shared state of a call, through which its handler reports the outcome. Stored in the request's extensions.
@@ -173,16 +174,6 @@ impl CallAccount {
     }
 }
 
-/// Returns the gRPC status of a response.
-fn code_of(response: &Response<Body>) -> Code {
-    match response.headers().get("grpc-status") {
-        Some(code) => Code::from_bytes(code.as_bytes()),
-        // A request that is not gRPC is refused with an HTTP status.
-        None if !response.status().is_success() => Code::Internal,
-        None => Code::Ok,
-    }
-}
-
 impl<S: Service, D, B> tower::Service<Request<B>> for Counted<S, D>
 where
     D: tower::Service<Request<B>, Response = Response<Body>, Error = Infallible>,
@@ -213,15 +204,17 @@ where
                 (Some(call), _) => call.await?,
                 (None, refused) => refused.unwrap_or_default(),
             };
-            let code = code_of(&response);
-            account.end(count, code);
+            let status = grpc_status_in_head(&response);
+            account.end(count, status.map_or(Code::Ok, |code| Code::from_i32(code.into())));
             let mut response = trace::sent(response);
             if let Some(logged) = logged {
-                // A response without a status in its headers has one in its trailers.
-                if code == Code::Ok && !response.headers().contains_key("grpc-status") {
-                    response = response.map(|stream| Body::new(LoggedStream::new(stream, logged)));
-                } else {
-                    logged.answered(code as u16);
+                match status {
+                    Some(code) => logged.answered(code),
+                    None => {
+                        let code_of = |status: &Status| status.code() as u16;
+                        let ended = move |end: BodyEnd<'_, Status>| logged.answered(end.grpc_status(code_of));
+                        response = response.map(|body| Body::new(ObservedBody::new(body, ended)));
+                    }
                 }
             }
             Ok(match reported {

@@ -185,22 +185,32 @@ fn internal(message: String) -> InferError {
 mod tests {
     use std::future::poll_fn;
     use std::pin::pin;
+    use std::sync::mpsc;
     use std::task::Poll;
 
+    use pharos_os::blocking;
     use pharos_service_double::EchoService;
 
     use super::*;
     use crate::Settings;
 
-    #[tokio::test]
-    async fn large_bodies_are_decoded_on_another_thread() {
-        let edge = Edge::new(EchoService::default(), Settings::default());
-        for (size, at_once) in [(1000, true), (LONG, false)] {
-            let body = || Body::from(format!(r#"{{"parameters":{{"config":"{}"}}}}"#, "x".repeat(size)));
-            let (mut load, mut unload) = (pin!(load(&edge, "m", body())), pin!(unload(&edge, "m", body())));
-            let ready =
-                poll_fn(|cx| Poll::Ready([load.as_mut().poll(cx).is_ready(), unload.as_mut().poll(cx).is_ready()]));
-            assert_eq!(ready.await, [at_once; 2], "{size} bytes");
-        }
+    #[test]
+    fn large_bodies_are_decoded_on_another_thread() {
+        let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build().unwrap();
+        runtime.block_on(async {
+            // While the only other thread is occupied, nothing that needs it can be ready.
+            let (release, released) = mpsc::channel::<()>();
+            let occupied = blocking::run(move || released.recv());
+            let edge = Edge::new(EchoService::default(), Settings::default());
+            for (size, at_once) in [(1000, true), (LONG, false)] {
+                let body = || Body::from(format!(r#"{{"parameters":{{"config":"{}"}}}}"#, "x".repeat(size)));
+                let (mut load, mut unload) = (pin!(load(&edge, "m", body())), pin!(unload(&edge, "m", body())));
+                let ready =
+                    poll_fn(|cx| Poll::Ready([load.as_mut().poll(cx).is_ready(), unload.as_mut().poll(cx).is_ready()]));
+                assert_eq!(ready.await, [at_once; 2], "{size} bytes");
+            }
+            drop(release);
+            assert!(occupied.await.unwrap().is_err());
+        });
     }
 }

@@ -16,6 +16,7 @@ pub mod deadline;
 mod handler_panic;
 pub mod http_service;
 pub mod load_report;
+pub mod observed_body;
 pub mod receiving;
 mod refusal;
 mod request_body;

@@ -1,13 +1,9 @@
 //! Log lines for individual requests (`--log-access`).
 
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{Extensions, HeaderMap};
-use http_body::{Body, Frame, SizeHint};
+use http::Extensions;
 use pharos::service::{Protocol, REQUEST_LOG_TARGET as TARGET};
 use pharos::timeline::Instant;
 use pharos_os::clock;
@@ -76,51 +72,5 @@ impl Drop for Logged {
             Some(status) => tracing::info!(target: TARGET, protocol, request, status, ms, "answered"),
             None => tracing::info!(target: TARGET, protocol, request, ms, "cancelled"),
         }
-    }
-}
-
-/// The body of a gRPC response that is logged when it ends: with the status of its trailers, or as cancelled if it is dropped
-/// before.
-#[derive(Debug)]
-pub struct LoggedStream<B> {
-    inner: B,
-    logged: Option<Logged>,
-}
-
-impl<B> LoggedStream<B> {
-    /// Logs the call when `inner` ends.
-    pub fn new(inner: B, logged: Logged) -> Self {
-        Self { inner, logged: Some(logged) }
-    }
-}
-
-/// Returns the gRPC status in these trailers; 2 (UNKNOWN), as clients read them, if they have none.
-fn status_in(trailers: &HeaderMap) -> u16 {
-    const UNKNOWN: u16 = 2;
-    let text = trailers.get("grpc-status").and_then(|status| status.to_str().ok());
-    text.and_then(|text| text.parse().ok()).unwrap_or(UNKNOWN)
-}
-
-impl<B: Body<Data = Bytes> + Unpin> Body for LoggedStream<B> {
-    type Data = Bytes;
-    type Error = B::Error;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
-        let frame = ready!(Pin::new(&mut self.inner).poll_frame(cx));
-        if let Some(Ok(frame)) = &frame
-            && let Some(trailers) = frame.trailers_ref()
-            && let Some(logged) = self.logged.take()
-        {
-            logged.answered(status_in(trailers));
-        }
-        Poll::Ready(frame)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
     }
 }

@@ -144,8 +144,9 @@ def test_an_unload_ends_a_failed_load(start, tmp_path):
         status, _ = server.ask("POST", f"/v2/repository/models/{name}/{verb}", "{}")
         return status, last_loads(server).get(name)
 
-    status, loaded = ask("load", "missing")
-    assert status >= 400 and loaded is None
+    status, last_load = ask("load", "missing")
+    assert status >= 400
+    assert last_load is None, "an unknown model has no series"
     assert ask("load") == (200, 1)
     write_code = (folder / "model/1/model.py").write_text
     write_code("raise RuntimeError('broken')\n")

@@ -1,14 +1,15 @@
 //! Counts and logs a call when it ends: a failed stream of responses has its status in the trailers.
 
-use http::{HeaderMap, Response};
+use http::Response;
 use pharos::error::Reason;
 use pharos::service::Management;
 use tonic::body::Body;
 use tonic::{Code, Status};
 
 use super::failure::{self, StreamFailure};
-use crate::rest::{AccessLog, BodyEnd, ObservedBody};
+use crate::rest::AccessLog;
 use pharos_listener::answering::{Account, Calls};
+use pharos_listener::observed_body::{BodyEnd, ObservedBody, grpc_status_in_head};
 
 /// The count and the log line of a call. If dropped before the call ends, it counts and logs the call as cancelled.
 pub(super) struct CallEnd<S: Management> {
@@ -23,8 +24,8 @@ pub(super) struct CallEnd<S: Management> {
 impl<S: Management> CallEnd<S> {
     /// Ends the call with this response: now if its status is in the headers, else when the trailers come.
     pub(super) fn with(self, mut response: Response<Body>) -> Response<Body> {
-        if let Some(code) = code_in_headers(&response) {
-            self.end(code, failure::reason_of(&response));
+        if let Some(code) = grpc_status_in_head(&response) {
+            self.end(Code::from_i32(code.into()), failure::reason_of(&response));
             return response;
         }
         if self.count.is_none() && self.logged.is_none() {
@@ -32,13 +33,8 @@ impl<S: Management> CallEnd<S> {
         }
         let failure = response.extensions_mut().remove::<StreamFailure>();
         let ended = move |end: BodyEnd<'_, Status>| {
-            let code = match end {
-                BodyEnd::Trailers(trailers) => code_in(trailers).unwrap_or(Code::Unknown),
-                BodyEnd::Failed(status) => status.code(),
-                // As clients read a call without a status.
-                BodyEnd::Complete => Code::Unknown,
-            };
-            self.end(code, failure.and_then(|failure| failure.reason()));
+            let code = end.grpc_status(|status| status.code() as u16);
+            self.end(Code::from_i32(code.into()), failure.and_then(|failure| failure.reason()));
         };
         response.map(|body| Body::new(ObservedBody::new(body, ended)))
     }
@@ -53,15 +49,6 @@ impl<S: Management> CallEnd<S> {
             logged.answered(code as u16);
         }
     }
-}
-
-/// Returns the status of a response whose headers are its trailers, or of one that is not gRPC.
-fn code_in_headers(response: &Response<Body>) -> Option<Code> {
-    code_in(response.headers()).or_else(|| (!response.status().is_success()).then_some(Code::Internal))
-}
-
-fn code_in(headers: &HeaderMap) -> Option<Code> {
-    headers.get("grpc-status").map(|code| Code::from_bytes(code.as_bytes()))
 }
 
 /// Returns the reason of a status that has none.

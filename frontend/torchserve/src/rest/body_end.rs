@@ -1,78 +1,13 @@
 //! Observes the end of a response: what is counted and logged of a streamed response is known when its body ends.
 
 use std::error::Error;
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
 
 use axum::body::Body;
 use axum::response::Response;
-use bytes::Bytes;
-use http::{HeaderMap, Method, StatusCode};
-use http_body::{Body as _, Frame, SizeHint};
+use http::{Method, StatusCode};
+use http_body::Body as _;
 use pharos::error::{InferError, Reason};
-
-/// How a body ended.
-pub(crate) enum BodyEnd<'a, E> {
-    /// After its data, without trailers.
-    Complete,
-    /// With these trailers.
-    Trailers(&'a HeaderMap),
-    /// With an error.
-    Failed(&'a E),
-}
-
-/// A body that calls a function when it ends, before the end is sent. If it is dropped before, because the client disconnected,
-/// the function is dropped uncalled.
-pub(crate) struct ObservedBody<B, F> {
-    inner: B,
-    ended: Option<F>,
-}
-
-impl<B, F> ObservedBody<B, F>
-where
-    B: http_body::Body,
-    F: FnOnce(BodyEnd<'_, B::Error>),
-{
-    pub(crate) fn new(inner: B, ended: F) -> Self {
-        Self { inner, ended: Some(ended) }
-    }
-}
-
-impl<B, F> http_body::Body for ObservedBody<B, F>
-where
-    B: http_body::Body<Data = Bytes> + Unpin,
-    F: FnOnce(BodyEnd<'_, B::Error>) + Unpin,
-{
-    type Data = Bytes;
-    type Error = B::Error;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
-        let frame = ready!(Pin::new(&mut self.inner).poll_frame(cx));
-        let end = match &frame {
-            None => Some(BodyEnd::Complete),
-            Some(Err(error)) => Some(BodyEnd::Failed(error)),
-            Some(Ok(frame)) => match frame.trailers_ref() {
-                Some(trailers) => Some(BodyEnd::Trailers(trailers)),
-                // A body that says so is not polled again.
-                None => self.inner.is_end_stream().then_some(BodyEnd::Complete),
-            },
-        };
-        if let Some(end) = end
-            && let Some(ended) = self.ended.take()
-        {
-            ended(end);
-        }
-        Poll::Ready(frame)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
-    }
-}
+use pharos_listener::observed_body::{BodyEnd, ObservedBody};
 
 /// Calls `ended` at the end of a response to a request with this method: now if the body is complete, at the end of the body if it
 /// is streamed. `ended` gets the reason for which a streamed body failed.
@@ -110,7 +45,9 @@ fn reason_of(error: &axum::Error) -> Reason {
 mod tests {
     use std::sync::{Arc, Mutex};
 
+    use bytes::Bytes;
     use futures_util::stream;
+    use http_body::Frame;
     use http_body_util::{BodyExt as _, StreamBody};
 
     use super::*;

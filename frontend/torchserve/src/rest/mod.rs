@@ -42,7 +42,6 @@ use pharos_os::clock;
 use pharos_os::event_loops::EventLoops;
 
 pub(super) use access_log::AccessLog;
-pub(super) use body_end::{BodyEnd, ObservedBody};
 pub(super) use describe::descriptions;
 pub(super) use ended::EndedSequences;
 pub(super) use manage::Registration;
