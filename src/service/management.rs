@@ -39,11 +39,13 @@ pub struct GpuUsage {
     pub memory_used: Option<u64>,
 }
 
+/// A server as the edge holds it that manages models.
+pub type SharedManagement = Arc<dyn Management>;
+
 /// The operations of management, in addition to those of [`Service`]. Names of models are the repository's.
 pub trait Management: Service {
     /// Returns the same server for clients that use the names of this policy.
-    #[must_use]
-    fn with_naming(&self, naming: Arc<dyn Naming>) -> Self;
+    fn with_naming(&self, naming: Arc<dyn Naming>) -> SharedManagement;
 
     /// Returns the workers of a model; empty if it is not loaded.
     fn workers(&self, model: &str) -> Vec<WorkerStatus>;
@@ -66,7 +68,6 @@ pub trait Management: Service {
     /// Counts a request that no worker of `serving` can take now, by the client's name and version.
     fn record_refused(&self, named: (&str, &str), serving: &str);
 
-    /// Renders the metrics with `view`, after the gauges that are computed on demand are updated. Takes milliseconds for
-    /// thousands of series.
-    fn render_metrics<T>(&self, view: impl FnOnce(&Arc<Cache>) -> T) -> T;
+    /// Returns the metrics, after the gauges that are computed on demand are updated. Takes milliseconds for thousands of series.
+    fn current_metrics(&self) -> Arc<Cache>;
 }

@@ -1,8 +1,8 @@
 //! The operations of an inference server, independent of protocols: the interface between the edges, which implement a protocol,
 //! and the engine, which serves requests.
 //!
-//! An edge is generic over a [`Service`], so that an operation costs no allocation and no dynamic call. [`Management`] adds the
-//! operations of an edge that manages models and workers.
+//! An edge holds a [`SharedService`], so that its package is compiled without the engine. [`Management`] adds the operations of an
+//! edge that manages models and workers.
 
 mod log;
 mod management;
@@ -11,16 +11,18 @@ mod naming;
 mod responses;
 mod trace;
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use bytes::Bytes;
 
 pub use self::log::{
     LogFormat, LogSettings, LogUpdate, REQUEST_LOG_TARGET, WRONG_LOG_FORMAT, log_format, unchangeable_log_setting,
 };
-pub use self::management::{GpuUsage, Management, WorkerHealth, WorkerStatus};
+pub use self::management::{GpuUsage, Management, SharedManagement, WorkerHealth, WorkerStatus};
 pub use self::model_policy::ModelPolicy;
 pub use self::naming::{Naming, Resolved};
 pub use self::responses::{Responses, Streamed};
@@ -67,16 +69,17 @@ impl Endpoint {
     }
 }
 
-/// The operations of a server. Clones are cheap and share one server.
+/// A server as edges hold it.
+pub type SharedService = Arc<dyn Service>;
+
+/// Counts a stream as open until it is dropped.
+pub type OpenStream = Box<dyn Any + Send>;
+
+/// The operations of a server.
 ///
 /// An empty version means the version that the server chooses.
-pub trait Service: Clone + Send + Sync + Unpin + 'static {
-    /// The type of the responses to one request.
-    type Responses: Responses;
-
-    /// Counts a stream as open until it is dropped.
-    type OpenStream: Send + Unpin + 'static;
-
+#[async_trait]
+pub trait Service: Send + Sync + 'static {
     /// Returns whether the server runs and is not exiting.
     fn live(&self) -> bool;
 
@@ -97,7 +100,7 @@ pub trait Service: Clone + Send + Sync + Unpin + 'static {
     ///
     /// # Errors
     /// The server itself cannot answer now, or the version is malformed.
-    fn model_ready(&self, model: &str, version: &str) -> impl Future<Output = Result<bool, InferError>> + Send;
+    async fn model_ready(&self, model: &str, version: &str) -> Result<bool, InferError>;
 
     /// Returns why a loaded version of a model cannot answer now, if the reason is more than that its worker does not run.
     fn why_not_ready(&self, model: &str, version: &str) -> Option<String>;
@@ -126,25 +129,16 @@ pub trait Service: Clone + Send + Sync + Unpin + 'static {
     /// # Errors
     /// The request is invalid, refused, cancelled or failed. The error is recorded already, except for the answer itself:
     /// the caller records that with [`Service::record_answered`].
-    fn infer(
-        &self,
-        request: Box<InferRequest>,
-        endpoint: Endpoint,
-    ) -> impl Future<Output = Result<InferResponse, InferError>> + Send;
+    async fn infer(&self, request: Box<InferRequest>, endpoint: Endpoint) -> Result<InferResponse, InferError>;
 
     /// Loads the model of a request if it is loaded on demand and not loaded. Call before [`Service::stream`], and before a request
     /// is decoded by the metadata of its model. `timeout_us` is the request's timeout in microseconds, 0 for none.
     ///
     /// # Errors
     /// The model cannot be loaded, or not in time, or too many requests wait already. An unknown model is not an error.
-    fn demand(
-        &self,
-        model: &str,
-        version: &str,
-        timeout_us: u64,
-    ) -> impl Future<Output = Result<(), InferError>> + Send {
+    async fn demand(&self, model: &str, version: &str, timeout_us: u64) -> Result<(), InferError> {
         let _ = (model, version, timeout_us);
-        std::future::ready(Ok(()))
+        Ok(())
     }
 
     /// Does the same as [`Service::infer`] for models of both kinds: a decoupled model may send any number of responses. A
@@ -153,10 +147,10 @@ pub trait Service: Clone + Send + Sync + Unpin + 'static {
     ///
     /// # Errors
     /// The same as for [`Service::infer`]. Errors of the execution are among the responses.
-    fn stream(&self, request: InferRequest) -> Result<Self::Responses, InferError>;
+    fn stream(&self, request: InferRequest) -> Result<Box<dyn Responses>, InferError>;
 
     /// Counts a stream of requests or responses as open until the guard is dropped.
-    fn stream_open(&self, protocol: Protocol) -> Self::OpenStream;
+    fn stream_open(&self, protocol: Protocol) -> OpenStream;
 
     /// Records an answer with its status code (HTTP) or code (gRPC). Called once for each answer, refusals and malformed
     /// requests included.
@@ -178,7 +172,7 @@ pub trait Service: Clone + Send + Sync + Unpin + 'static {
     ///
     /// # Errors
     /// The repositories cannot be read.
-    fn repository_index(&self, ready_only: bool) -> impl Future<Output = Result<Vec<IndexEntry>, InferError>> + Send;
+    async fn repository_index(&self, ready_only: bool) -> Result<Vec<IndexEntry>, InferError>;
 
     /// Loads a model, or reloads it if it has changed. `parameters` override the configuration and files of the repository,
     /// by name.
@@ -186,18 +180,14 @@ pub trait Service: Clone + Send + Sync + Unpin + 'static {
     /// # Errors
     /// With Triton's codes and texts: models are not loaded by request, the name or a parameter is invalid, or the load
     /// failed. After a failure the previous version continues to serve.
-    fn load_model(
-        &self,
-        model: &str,
-        parameters: Vec<(String, Bytes)>,
-    ) -> impl Future<Output = Result<(), InferError>> + Send;
+    async fn load_model(&self, model: &str, parameters: Vec<(String, Bytes)>) -> Result<(), InferError>;
 
     /// Unloads a model, and with `dependents` the models that only it needs. Accepted requests are completed. A model that is
     /// not loaded is not an error.
     ///
     /// # Errors
     /// Models are not unloaded by request.
-    fn unload_model(&self, model: &str, dependents: bool) -> impl Future<Output = Result<(), InferError>> + Send;
+    async fn unload_model(&self, model: &str, dependents: bool) -> Result<(), InferError>;
 
     /// Returns whether directories can be registered as models.
     fn registers_directories(&self) -> bool;
@@ -209,7 +199,7 @@ pub trait Service: Clone + Send + Sync + Unpin + 'static {
     fn register_directories(&self, models: &BTreeMap<String, PathBuf>) -> Result<(), String>;
 
     /// Removes registered directories from the table. Does not delete their files.
-    fn unregister_directories<'a>(&self, models: impl IntoIterator<Item = &'a String>);
+    fn unregister_directories(&self, models: &[String]);
 
     /// Registers `byte_size` bytes from `offset` of the POSIX shared memory object `key`.
     ///
@@ -223,13 +213,13 @@ pub trait Service: Clone + Send + Sync + Unpin + 'static {
     /// # Errors
     /// With Triton's texts: there is no GPU, the handle cannot be opened, its memory is smaller, the region's name is in use,
     /// or shared memory of clients is disabled.
-    fn register_cuda_memory(
+    async fn register_cuda_memory(
         &self,
         region: &str,
         handle: &[u8],
         device: i64,
         byte_size: u64,
-    ) -> impl Future<Output = Result<(), InferError>> + Send;
+    ) -> Result<(), InferError>;
 
     /// Unregisters the region of a kind and name, or all regions of the kind. Requests that use a region keep it until they
     /// end.
@@ -245,11 +235,11 @@ pub trait Service: Clone + Send + Sync + Unpin + 'static {
     fn memory_status(&self, kind: Kind, region: Option<&str>) -> Result<Vec<Status>, InferError>;
 
     /// Begins to trace a request to a model, if it is sampled. `header` gives the headers (or metadata) of the request by name.
-    fn trace(&self, model: &str, header: impl Fn(&str) -> Option<String>) -> Option<Traced>;
+    fn trace(&self, model: &str, header: &dyn Fn(&str) -> Option<String>) -> Option<Traced>;
 
     /// Returns the tenant of a request, which is charged for it. `given` returns what the request has of the source: the value of
     /// the header, its bearer token, or the name in the certificate of its connection.
-    fn tenant<'r>(&self, given: impl FnOnce(&TenantSource) -> Option<&'r [u8]>) -> TenantId;
+    fn tenant<'r>(&self, given: &dyn Fn(&TenantSource) -> Option<&'r [u8]>) -> TenantId;
 
     /// Returns the trace settings of a model, or (empty) of the server.
     ///

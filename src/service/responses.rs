@@ -25,9 +25,11 @@ pub trait Responses: Send + Unpin + 'static {
     /// Polls for the next response; `None` after the last. Polling acknowledges the previous response, so that the model waits
     /// for slow readers.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>>;
+}
 
+impl dyn Responses {
     /// Returns the next response; [`Responses::poll_next`] as a future.
-    fn next(&mut self) -> impl Future<Output = Option<Streamed>> + Send {
+    pub fn next_response(&mut self) -> impl Future<Output = Option<Streamed>> + Send {
         poll_fn(|cx| self.poll_next(cx))
     }
 }

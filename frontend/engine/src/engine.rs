@@ -29,7 +29,7 @@ use pharos::service::{Naming, Resolved, Service};
 
 pub use crate::serving::Unfinished;
 use load_report::LoadReports;
-pub use responses::Responses;
+use responses::Responses;
 
 use crate::loader::{self, Loader, exits};
 use crate::scheduler::Timer;
@@ -76,12 +76,12 @@ struct Inner {
 }
 
 /// An open stream of a client; dropping it updates the gauge of open streams.
-pub struct OpenStream {
+struct OpenStreamCount {
     engine: Engine,
     protocol: Protocol,
 }
 
-impl Drop for OpenStream {
+impl Drop for OpenStreamCount {
     fn drop(&mut self) {
         record::stream_open(&self.engine.inner.cache, self.protocol, -1);
     }

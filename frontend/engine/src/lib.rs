@@ -22,4 +22,4 @@ mod supervisor;
 mod wire;
 mod worker_session;
 
-pub use engine::{Engine, OpenStream, Responses, Settings, Unfinished};
+pub use engine::{Engine, Settings, Unfinished};

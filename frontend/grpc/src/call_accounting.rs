@@ -12,7 +12,7 @@ use http::{HeaderMap, Request, Response};
 use pharos::access::Restrictions;
 use pharos::error::{InferError, Reason};
 use pharos::infer::{InferRequest, Parameter};
-use pharos::service::{EXITING_TEXT, Protocol, Route, Service};
+use pharos::service::{EXITING_TEXT, Protocol, Route, Service, SharedService};
 use pharos::timeline::Instant;
 use tonic::body::Body;
 use tonic::{Code, Status};
@@ -70,13 +70,13 @@ struct Ending {
 
 impl CallAccount {
     /// Returns the account in the extensions of `request`, or a new one that starts now.
-    pub(super) fn of<S: Service, T>(request: &tonic::Request<T>, service: &S) -> Self {
+    pub(super) fn of<T>(request: &tonic::Request<T>, service: &dyn Service) -> Self {
         let account = request.extensions().get::<Self>().cloned();
         account.unwrap_or_else(|| Self::new(service, request.metadata().as_ref(), false))
     }
 
     /// Returns the account of a call that has just been received.
-    fn new<S: Service>(service: &S, headers: &HeaderMap, is_reported: bool) -> Self {
+    fn new(service: &dyn Service, headers: &HeaderMap, is_reported: bool) -> Self {
         let limit = deadline::of(headers);
         let deadline = limit.map(|limit| deadline::at(clock::now(), limit));
         Self { received: service.now(), limit, deadline, is_reported, ending: Arc::default() }
@@ -90,7 +90,7 @@ impl CallAccount {
     }
 
     /// Adds the load report to a response.
-    fn report_load<S: Service>(self, response: Response<Body>, service: S) -> Response<Body> {
+    fn report_load(self, response: Response<Body>, service: SharedService) -> Response<Body> {
         let reported = load_report::in_trailers(response, move || {
             let (model, version) = self.ending.model.get().map_or(("", ""), |(model, version)| (model, version));
             service.load_report(model, version)
@@ -154,8 +154,8 @@ pub(super) fn transport_reason(code: Code) -> Reason {
 
 /// A service that stamps and counts the calls of `inner`.
 #[derive(Clone)]
-pub struct Counted<S: Service, D> {
-    pub(super) service: S,
+pub(super) struct Counted<D> {
+    pub(super) service: SharedService,
     pub(super) restricted: Arc<Restrictions>,
     pub(super) access: Access,
     pub(super) forward: Forward,
@@ -164,7 +164,7 @@ pub struct Counted<S: Service, D> {
 
 impl CallAccount {
     /// Counts the call unless its handler does.
-    fn end<S: Service>(&self, count: Account<Calls<S>>, code: Code) {
+    fn end(&self, count: Account<Calls>, code: Code) {
         if self.is_counted_by_handler() {
             return count.end_uncounted();
         }
@@ -174,7 +174,7 @@ impl CallAccount {
     }
 }
 
-impl<S: Service, D, B> tower::Service<Request<B>> for Counted<S, D>
+impl<D, B> tower::Service<Request<B>> for Counted<D>
 where
     D: tower::Service<Request<B>, Response = Response<Body>, Error = Infallible>,
     D::Future: Send + 'static,
@@ -190,7 +190,7 @@ where
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         let route = of_grpc(request.uri().path());
         let is_reported = load_report::requested(route, request.headers()).is_some();
-        let account = CallAccount::new(&self.service, request.headers(), is_reported);
+        let account = CallAccount::new(&*self.service, request.headers(), is_reported);
         request.extensions_mut().insert(account.clone());
         let called = || request.uri().path().to_owned();
         let logged = Logged::unless_by_port(request.extensions(), Protocol::Grpc, called);
@@ -225,7 +225,7 @@ where
     }
 }
 
-impl<S: Service, D> Counted<S, D> {
+impl<D> Counted<D> {
     /// Adds the forwarded headers of an inference call to its extensions; returns the refusal if a header is not allowed.
     fn forward_headers<B>(
         &self,

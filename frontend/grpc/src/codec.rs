@@ -70,9 +70,9 @@ fn decode_with_inputs(message: ModelInferRequest, inputs: Inputs) -> Result<Infe
 
 /// Like [`decode`], but reports an unknown model before errors in the request, as Triton does. Converts large typed contents on a
 /// thread that serves no sockets.
-pub(super) async fn decode_for<S: Service>(
+pub(super) async fn decode_for(
     (message, inputs): (ModelInferRequest, Inputs),
-    service: &S,
+    service: &dyn Service,
 ) -> Result<Box<InferRequest>, InferError> {
     let (model, version) = (message.model_name.clone(), message.model_version.clone());
     let typed = message.inputs.iter().filter_map(|input| input.contents.as_ref()).map(Bytes::len).sum::<usize>();

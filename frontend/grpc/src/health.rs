@@ -1,6 +1,6 @@
 //! `grpc.health.v1.Health`: SERVING iff the server is ready, for any service name.
 
-use pharos::service::Service;
+use pharos::service::SharedService;
 use tonic::codegen::tokio_stream::Empty;
 use tonic::{Request, Response, Status};
 use tonic_health::pb::health_check_response::ServingStatus;
@@ -8,10 +8,10 @@ use tonic_health::pb::health_server::Health;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 /// The health service.
-pub(super) struct HealthService<S: Service>(pub(super) S);
+pub(super) struct HealthService(pub(super) SharedService);
 
 #[tonic::async_trait]
-impl<S: Service> Health for HealthService<S> {
+impl Health for HealthService {
     type WatchStream = Empty<Result<HealthCheckResponse, Status>>;
 
     async fn check(&self, _: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use pharos::error::{InferError, Reason};
 use pharos::model::TensorMetadata;
 use pharos::region::Kind;
-use pharos::service::{Endpoint, Service};
+use pharos::service::{Endpoint, Service, SharedService};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::call_accounting::{CallAccount, Forwarded};
@@ -45,23 +45,27 @@ const EXTENSIONS: [&str; 13] = [
 ];
 
 /// The inference service, and the setting for the times in its answers.
-pub(super) struct Inference<S: Service>(pub(super) S, pub(super) ResponseTiming);
+pub(super) struct Inference(pub(super) SharedService, pub(super) ResponseTiming);
 
 type Answer<T> = Result<Response<T>, Status>;
 
-impl<S: Service> Inference<S> {
+impl Inference {
     /// Answers with the result of `verb` and records the reason if it fails.
-    fn answer<Q, A>(&self, request: Request<Q>, verb: impl FnOnce(&S, Q) -> Result<A, InferError>) -> Answer<A> {
-        let account = CallAccount::of(&request, &self.0);
-        verb(&self.0, request.into_inner()).map(Response::new).map_err(|error| account.fail(error))
+    fn answer<Q, A>(
+        &self,
+        request: Request<Q>,
+        verb: impl FnOnce(&dyn Service, Q) -> Result<A, InferError>,
+    ) -> Answer<A> {
+        let account = CallAccount::of(&request, &*self.0);
+        verb(&*self.0, request.into_inner()).map(Response::new).map_err(|error| account.fail(error))
     }
 
     /// Like [`Inference::answer`], for an asynchronous verb.
-    async fn answer_later<Q, A, F>(&self, request: Request<Q>, verb: impl FnOnce(S, Q) -> F) -> Answer<A>
+    async fn answer_later<Q, A, F>(&self, request: Request<Q>, verb: impl FnOnce(SharedService, Q) -> F) -> Answer<A>
     where
         F: Future<Output = Result<A, InferError>>,
     {
-        let account = CallAccount::of(&request, &self.0);
+        let account = CallAccount::of(&request, &*self.0);
         let answer = verb(self.0.clone(), request.into_inner()).await;
         answer.map(Response::new).map_err(|error| account.fail(error))
     }
@@ -87,7 +91,7 @@ fn tensors(tensors: Vec<TensorMetadata>) -> Vec<model_metadata_response::TensorM
 }
 
 #[tonic::async_trait]
-impl<S: Service> GrpcInferenceService for Inference<S> {
+impl GrpcInferenceService for Inference {
     async fn server_live(
         self: Arc<Self>,
         request: Request<proto::ServerLiveRequest>,
@@ -146,10 +150,10 @@ impl<S: Service> GrpcInferenceService for Inference<S> {
         self: Arc<Self>,
         mut request: Request<proto::ModelInferRequest>,
     ) -> Answer<proto::ModelInferResponse> {
-        let account = CallAccount::of(&request, &self.0);
+        let account = CallAccount::of(&request, &*self.0);
         account.names_model(&request.get_ref().model_name, &request.get_ref().model_version);
         let (limit, deadline) = (account.limit, account.deadline);
-        let traced = trace::begin(&self.0, &request.get_ref().model_name, request.metadata());
+        let traced = trace::begin(&*self.0, &request.get_ref().model_name, request.metadata());
         let (timing, read) = (self.1.of(request.metadata().as_ref()), self.0.now());
         let forwarded = Forwarded::of(&request);
         let inputs = request.extensions_mut().remove::<large_tensors::Inputs>().unwrap_or_default();
@@ -157,8 +161,8 @@ impl<S: Service> GrpcInferenceService for Inference<S> {
         let answer = {
             // Pinned here: passed by value, it would be copied several times.
             let infer = pin!(async {
-                let tenant = tenants::of(&self.0, request.metadata().as_ref(), request.extensions());
-                let mut request = decode((request.into_inner(), inputs), &self.0).await?;
+                let tenant = tenants::of(&*self.0, request.metadata().as_ref(), request.extensions());
+                let mut request = decode((request.into_inner(), inputs), &*self.0).await?;
                 (request.trace, request.tenant) = (timing.trace(), tenant);
                 forwarded.add_to(&mut request);
                 request.timeline.received = account.received;
@@ -178,16 +182,16 @@ impl<S: Service> GrpcInferenceService for Inference<S> {
         trace::carry(traced, trace::timed(timing, answer))
     }
 
-    type ModelStreamInferStream = Answers<S>;
+    type ModelStreamInferStream = Answers;
 
     async fn model_stream_infer(
         self: Arc<Self>,
         request: Request<Streaming<proto::ModelInferRequest>>,
-    ) -> Answer<Answers<S>> {
-        let account = CallAccount::of(&request, &self.0);
+    ) -> Answer<Answers> {
+        let account = CallAccount::of(&request, &*self.0);
         account.counted_by_handler();
         let errors_as_status = request.metadata().get("triton_grpc_error").is_some_and(|value| value == "true");
-        let tenant = tenants::of(&self.0, request.metadata().as_ref(), request.extensions());
+        let tenant = tenants::of(&*self.0, request.metadata().as_ref(), request.extensions());
         let metadata = request.metadata().clone();
         let timing = self.1.of(metadata.as_ref());
         let forwarded = Forwarded::of(&request);
@@ -277,8 +281,8 @@ impl<S: Service> GrpcInferenceService for Inference<S> {
         self: Arc<Self>,
         request: Request<proto::CudaSharedMemoryRegisterRequest>,
     ) -> Answer<proto::CudaSharedMemoryRegisterResponse> {
-        let account = CallAccount::of(&request, &self.0);
-        let done = shared_memory::cuda_register(&self.0, request.get_ref()).await;
+        let account = CallAccount::of(&request, &*self.0);
+        let done = shared_memory::cuda_register(&*self.0, request.get_ref()).await;
         done.map(|()| Response::new(proto::CudaSharedMemoryRegisterResponse {})).map_err(|error| account.fail(error))
     }
 

@@ -31,12 +31,14 @@ use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Request, Response, StatusCode};
 use pharos::access::Restrictions;
 use pharos::metrics::labels::Listener;
-use pharos::service::{Route, Service};
+use pharos::service::{Route, SharedService};
 use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
 use tonic::body::Body;
 use tonic::codec::CompressionEncoding;
 use tonic::service::Routes;
 use tonic_health::pb::health_server::HealthServer;
+use tower::util::BoxCloneService;
 
 use self::call_accounting::Counted;
 use self::health::HealthService;
@@ -44,13 +46,12 @@ use self::inference::Inference;
 use self::load_report::OpenRca;
 use self::load_report::proto::open_rca_service_server::OpenRcaServiceServer;
 use self::proto::grpc_inference_service_server::GrpcInferenceServiceServer;
-use pharos_listener as listener;
-use pharos_listener::PhaseReceiver;
 use pharos_listener::access::routes::of_grpc;
 use pharos_listener::access::{Access, Forward};
 use pharos_listener::receiving::Budget;
 use pharos_listener::receiving::grpc::{Limits, MAX_MESSAGE, MessageTimeout, bounds_of, received};
 use pharos_listener::response_timing::ResponseTiming;
+use pharos_listener::{self as listener, PhaseReceiver, RequestBody};
 
 /// The generated messages and the service of package `inference`.
 #[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all, clippy::pedantic)]
@@ -96,28 +97,27 @@ pub fn connections() -> listener::Settings {
 #[error("cannot offer gRPC reflection: {0}")]
 pub struct ReflectionError(#[from] tonic_reflection::server::Error);
 
-/// Serves gRPC on `listener` until `phases` signals shutdown and all calls in flight are answered.
+/// Spawns a task that serves gRPC on `listener` until `phases` signals shutdown and all calls in flight are answered.
 ///
 /// # Errors
-/// Fails only before serving, if the compiled-in descriptors are invalid.
-pub async fn serve<S: Service>(
+/// The compiled-in descriptors are invalid.
+pub fn serve(
     listener: TcpListener,
-    service: S,
+    service: SharedService,
     (settings, connections): (Settings, listener::Settings),
     phases: PhaseReceiver,
-) -> Result<(), ReflectionError> {
-    let service = services(service, settings)?;
+) -> Result<JoinHandle<()>, ReflectionError> {
+    let service = counted_services(service, settings)?;
     // HTTP/2 itself refuses only frames, which are not counted as requests.
-    listener::serve(listener, connections, service, |_| {}, phases).await;
-    Ok(())
+    Ok(tokio::spawn(listener::serve(listener, connections, service, |_| {}, phases)))
 }
 
-type InferenceServer<S> = GrpcInferenceServiceServer<Inference<S>>;
+type InferenceServer = GrpcInferenceServiceServer<Inference>;
 
 /// All services, by path. Inference calls skip the router, because the other services are called rarely.
 #[derive(Clone)]
-pub struct Dispatch<S: Service> {
-    plain: InferenceServer<S>,
+struct Dispatch {
+    plain: InferenceServer,
     others: Routes,
     body_timeout: Duration,
     budget: Budget,
@@ -127,8 +127,8 @@ pub struct Dispatch<S: Service> {
     compress: bool,
 }
 
-/// All gRPC services of the server, with their calls counted.
-pub type Services<S> = Counted<S, Dispatch<S>>;
+/// All gRPC services of the server.
+pub type Services = BoxCloneService<Request<RequestBody>, Response<Body>, Infallible>;
 
 /// Adds reflection for the services with these names.
 ///
@@ -146,11 +146,16 @@ pub fn with_reflection(services: Routes, names: &[&str]) -> Result<Routes, Refle
     Ok(services.add_service(builder().build_v1()?).add_service(builder().build_v1alpha()?))
 }
 
-/// Builds all services.
+/// Builds all services for a listener of another protocol.
 ///
 /// # Errors
 /// As [`serve`].
-pub fn services<S: Service>(service: S, settings: Settings) -> Result<Services<S>, ReflectionError> {
+pub fn services(service: SharedService, settings: Settings) -> Result<Services, ReflectionError> {
+    Ok(Services::new(counted_services(service, settings)?))
+}
+
+/// Builds all services, with their calls counted.
+fn counted_services(service: SharedService, settings: Settings) -> Result<Counted<Dispatch>, ReflectionError> {
     let Settings { restricted, access, forward, body_timeout, compress, budget, limits, other_service, timing } =
         settings;
     let inference = Arc::new(Inference(service.clone(), timing));
@@ -168,7 +173,7 @@ pub fn services<S: Service>(service: S, settings: Settings) -> Result<Services<S
     Ok(Counted { service, restricted, access, forward, inner })
 }
 
-impl<S: Service, B> tower::Service<Request<B>> for Dispatch<S>
+impl<B> tower::Service<Request<B>> for Dispatch
 where
     B: http_body::Body<Data = bytes::Bytes> + Send + Unpin + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,

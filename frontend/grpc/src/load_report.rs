@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::load_report::PERIOD;
-use pharos::service::{Protocol, Service};
+use pharos::service::{OpenStream, Protocol, SharedService};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Interval, MissedTickBehavior, interval};
 use tonic::codegen::tokio_stream::Stream;
@@ -46,30 +46,30 @@ pub(super) struct Duration {
 }
 
 /// The service.
-pub(super) struct OpenRca<S> {
-    service: S,
+pub(super) struct OpenRca {
+    service: SharedService,
     places: Arc<Semaphore>,
 }
 
-impl<S: Service> OpenRca<S> {
-    pub(super) fn new(service: S) -> Self {
+impl OpenRca {
+    pub(super) fn new(service: SharedService) -> Self {
         Self { service, places: Arc::new(Semaphore::new(MAX_STREAMS)) }
     }
 }
 
 #[tonic::async_trait]
-impl<S: Service> OpenRcaService for OpenRca<S> {
-    type StreamCoreMetricsStream = LoadReports<S>;
+impl OpenRcaService for OpenRca {
+    type StreamCoreMetricsStream = LoadReports;
 
     /// Reports the load now and then at the interval of the request, rounded up to a multiple of the sampling period.
     async fn stream_core_metrics(
         self: Arc<Self>,
         request: Request<OrcaLoadReportRequest>,
-    ) -> Result<Response<LoadReports<S>>, Status> {
+    ) -> Result<Response<LoadReports>, Status> {
         let Ok(place) = self.places.clone().try_acquire_owned() else {
             let text = format!("too many streams of load reports: at most {MAX_STREAMS} may be open at once");
             let error = InferError::new(ErrorCode::Unavailable, Reason::QueueFull, text);
-            return Err(CallAccount::of(&request, &self.service).fail(error));
+            return Err(CallAccount::of(&request, &*self.service).fail(error));
         };
         let every = periods(request.get_ref().report_interval);
         Ok(Response::new(LoadReports::new(self.service.clone(), (PERIOD, every), place)))
@@ -84,20 +84,20 @@ fn periods(interval: Option<Duration>) -> u64 {
 }
 
 /// The load reports of one stream. It ends when the server exits.
-pub(super) struct LoadReports<S: Service> {
-    service: S,
+pub(super) struct LoadReports {
+    service: SharedService,
     ticks: Interval,
     /// The number of ticks between two reports.
     every: u64,
     /// The number of ticks before the next report.
     until_next: u64,
-    _open: S::OpenStream,
+    _open: OpenStream,
     _place: OwnedSemaphorePermit,
 }
 
-impl<S: Service> LoadReports<S> {
+impl LoadReports {
     /// Returns a report now, and then one after every so many periods.
-    fn new(service: S, (period, every): (std::time::Duration, u64), place: OwnedSemaphorePermit) -> Self {
+    fn new(service: SharedService, (period, every): (std::time::Duration, u64), place: OwnedSemaphorePermit) -> Self {
         let mut ticks = interval(period);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let open = service.stream_open(Protocol::Grpc);
@@ -105,7 +105,7 @@ impl<S: Service> LoadReports<S> {
     }
 }
 
-impl<S: Service> Stream for LoadReports<S> {
+impl Stream for LoadReports {
     type Item = Result<RawMessage, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -148,7 +148,7 @@ mod tests {
     async fn a_report_follows_at_once_and_after_each_interval() {
         let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
         let period = std::time::Duration::from_millis(2);
-        let mut reports = LoadReports::new(EchoService::default(), (period, 4), place);
+        let mut reports = LoadReports::new(EchoService::default().shared(), (period, 4), place);
         let begin = pharos_os::clock::now();
         for earliest in [0, 4, 8] {
             let RawMessage(report) = reports.next().await.unwrap().unwrap();
@@ -160,7 +160,7 @@ mod tests {
 
     #[tokio::test]
     async fn streams_are_limited() {
-        let service = Arc::new(OpenRca::new(EchoService::default()));
+        let service = Arc::new(OpenRca::new(EchoService::default().shared()));
         let mut open = Vec::new();
         for _ in 0..MAX_STREAMS {
             open.push(service.clone().stream_core_metrics(request(1)).await.unwrap());

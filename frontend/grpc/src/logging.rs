@@ -15,10 +15,7 @@ use super::proto::{LogSettingsRequest, LogSettingsResponse};
 ///
 /// # Errors
 /// INVALID_ARG with the name of the setting, UNIMPLEMENTED for the log file; on an error nothing changes.
-pub(super) fn settings<S: Service>(
-    service: &S,
-    request: LogSettingsRequest,
-) -> Result<LogSettingsResponse, InferError> {
+pub(super) fn settings(service: &dyn Service, request: LogSettingsRequest) -> Result<LogSettingsResponse, InferError> {
     let mut update = LogUpdate::default();
     for (name, Asked { parameter_choice }) in request.settings {
         if let Some(choice) = parameter_choice {

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use pharos::error::InferError;
 use pharos::repository::{LoadParameter, State};
-use pharos::service::Service;
+use pharos::service::SharedService;
 
 use super::proto::model_repository_parameter::ParameterChoice;
 use super::proto::repository_index_response::ModelIndex;
@@ -20,8 +20,8 @@ fn refuse_name(repository: &str) -> Result<(), InferError> {
     Err(InferError::unsupported("'repository_name' specification is not supported"))
 }
 
-pub(super) async fn index<S: Service>(
-    service: S,
+pub(super) async fn index(
+    service: SharedService,
     request: RepositoryIndexRequest,
 ) -> Result<RepositoryIndexResponse, InferError> {
     refuse_name(&request.repository_name)?;
@@ -34,8 +34,8 @@ pub(super) async fn index<S: Service>(
     Ok(RepositoryIndexResponse { models: models.collect() })
 }
 
-pub(super) async fn load<S: Service>(
-    service: S,
+pub(super) async fn load(
+    service: SharedService,
     request: RepositoryModelLoadRequest,
 ) -> Result<RepositoryModelLoadResponse, InferError> {
     refuse_name(&request.repository_name)?;
@@ -61,8 +61,8 @@ fn load_parameter(name: String, parameter: ModelRepositoryParameter) -> Result<(
     Ok((name, value))
 }
 
-pub(super) async fn unload<S: Service>(
-    service: S,
+pub(super) async fn unload(
+    service: SharedService,
     request: RepositoryModelUnloadRequest,
 ) -> Result<RepositoryModelUnloadResponse, InferError> {
     refuse_name(&request.repository_name)?;

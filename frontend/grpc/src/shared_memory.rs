@@ -13,10 +13,7 @@ fn one(name: &str) -> Option<&str> {
     Some(name).filter(|name| !name.is_empty())
 }
 
-pub(super) fn system_status<S: Service>(
-    service: &S,
-    name: &str,
-) -> Result<SystemSharedMemoryStatusResponse, InferError> {
+pub(super) fn system_status(service: &dyn Service, name: &str) -> Result<SystemSharedMemoryStatusResponse, InferError> {
     let regions = service.memory_status(Kind::System, one(name))?.into_iter().map(|status| {
         let region = status.region;
         let (key, offset) = match &region.memory {
@@ -29,18 +26,18 @@ pub(super) fn system_status<S: Service>(
     Ok(SystemSharedMemoryStatusResponse { regions: regions.collect() })
 }
 
-pub(super) fn system_register<S: Service>(
-    service: &S,
+pub(super) fn system_register(
+    service: &dyn Service,
     asked: &proto::SystemSharedMemoryRegisterRequest,
 ) -> Result<(), InferError> {
     service.register_system_memory(&asked.name, &asked.key, asked.offset, asked.byte_size)
 }
 
-pub(super) fn unregister<S: Service>(service: &S, kind: Kind, name: &str) -> Result<(), InferError> {
+pub(super) fn unregister(service: &dyn Service, kind: Kind, name: &str) -> Result<(), InferError> {
     service.unregister_memory(kind, one(name))
 }
 
-pub(super) fn cuda_status<S: Service>(service: &S, name: &str) -> Result<CudaSharedMemoryStatusResponse, InferError> {
+pub(super) fn cuda_status(service: &dyn Service, name: &str) -> Result<CudaSharedMemoryStatusResponse, InferError> {
     let regions = service.memory_status(Kind::Cuda, one(name))?.into_iter().map(|status| {
         let region = status.region;
         let device_id = match &region.memory {
@@ -53,8 +50,8 @@ pub(super) fn cuda_status<S: Service>(service: &S, name: &str) -> Result<CudaSha
     Ok(CudaSharedMemoryStatusResponse { regions: regions.collect() })
 }
 
-pub(super) async fn cuda_register<S: Service>(
-    service: &S,
+pub(super) async fn cuda_register(
+    service: &dyn Service,
     asked: &proto::CudaSharedMemoryRegisterRequest,
 ) -> Result<(), InferError> {
     service.register_cuda_memory(&asked.name, &asked.raw_handle, asked.device_id, asked.byte_size).await

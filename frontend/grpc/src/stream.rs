@@ -10,7 +10,7 @@ use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::{TenantId, TraceId};
 use pharos::infer::Parameter;
 use pharos::request_trace::Traced;
-use pharos::service::{Protocol, Responses, Route, Service, Streamed, UNREAD_RESPONSES};
+use pharos::service::{OpenStream, Protocol, Responses, Route, SharedService, Streamed, UNREAD_RESPONSES};
 use pharos::timeline::Instant;
 use pharos_os::clock;
 use tokio::sync::mpsc;
@@ -49,13 +49,13 @@ impl Answer {
 }
 
 /// Counts a request once, at its last answer. If dropped earlier, it counts as cancelled, or as too late at the client's deadline.
-struct Counting<S: Service> {
-    service: S,
+struct Counting {
+    service: SharedService,
     counted: bool,
     deadline: Option<Instant>,
 }
 
-impl<S: Service> Counting<S> {
+impl Counting {
     fn count(&mut self, failed: Option<(ErrorCode, Reason)>) {
         self.counted = true;
         let code = failed.map_or(0, |(code, _)| u16::try_from(code.grpc_code()).unwrap_or_default());
@@ -63,7 +63,7 @@ impl<S: Service> Counting<S> {
     }
 }
 
-impl<S: Service> Drop for Counting<S> {
+impl Drop for Counting {
     fn drop(&mut self) {
         if !self.counted {
             self.count(Some(deadline::abandoned(self.deadline, clock::now())));
@@ -72,23 +72,23 @@ impl<S: Service> Drop for Counting<S> {
 }
 
 /// A request to an ordinary model that is being answered. Dropping it cancels the request.
-struct Running<S: Service> {
+struct Running {
     task: JoinHandle<Answer>,
-    counting: Counting<S>,
+    counting: Counting,
     _place: OpenRequest,
 }
 
-impl<S: Service> Drop for Running<S> {
+impl Drop for Running {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
 /// The answers of a stream.
-pub(super) struct Answers<S: Service> {
+pub(super) struct Answers {
     /// The requests in order. An error is the last entry: the data that followed could not be read as a request.
-    queue: mpsc::UnboundedReceiver<Result<Running<S>, Status>>,
-    first: Option<Running<S>>,
+    queue: mpsc::UnboundedReceiver<Result<Running, Status>>,
+    first: Option<Running>,
     /// Whether the queue is closed and empty.
     queue_ended: bool,
     /// The responses of decoupled models.
@@ -102,7 +102,7 @@ pub(super) struct Answers<S: Service> {
     /// The client's deadline.
     deadline: Option<Pin<Box<Sleep>>>,
     ended: bool,
-    _open: S::OpenStream,
+    _open: OpenStream,
 }
 
 /// The client's options for a stream.
@@ -119,11 +119,11 @@ pub(super) struct StreamOptions {
 }
 
 /// Starts answering the requests of a stream.
-pub(super) fn answer<S: Service>(
+pub(super) fn answer(
     requests: Streaming<ModelInferRequest>,
-    service: S,
+    service: SharedService,
     options: StreamOptions,
-) -> Answers<S> {
+) -> Answers {
     let (sender, queue) = mpsc::unbounded_channel();
     let (producer, produced) = mpsc::channel(WAITING);
     let open = service.stream_open(Protocol::Grpc);
@@ -159,10 +159,10 @@ pub(super) fn answer<S: Service>(
 }
 
 /// The part of a stream that reads requests.
-struct Reading<S: Service> {
-    service: S,
+struct Reading {
+    service: SharedService,
     /// Bounded by the number of places in the window.
-    queue: mpsc::UnboundedSender<Result<Running<S>, Status>>,
+    queue: mpsc::UnboundedSender<Result<Running, Status>>,
     producer: mpsc::Sender<Answer>,
     window: Window,
     deadline: Option<Instant>,
@@ -172,7 +172,7 @@ struct Reading<S: Service> {
     account: CallAccount,
 }
 
-impl<S: Service> Reading<S> {
+impl Reading {
     /// Reads requests until the client ends its side, the connection fails, or the answers are no longer read.
     async fn read(self, mut requests: Streaming<ModelInferRequest>) {
         loop {
@@ -224,9 +224,9 @@ impl<S: Service> Reading<S> {
     }
 
     /// Passes a request to the engine. Its error is counted with the answer.
-    async fn begin(&self, message: ModelInferRequest, received: Instant) -> Result<Begun<S>, InferError> {
+    async fn begin(&self, message: ModelInferRequest, received: Instant) -> Result<Begun, InferError> {
         let request = Named { id: message.id.clone(), model: message.model_name.clone() };
-        let traced = trace::begin(&self.service, &message.model_name, &self.metadata);
+        let traced = trace::begin(&*self.service, &message.model_name, &self.metadata);
         // Counts the request if the stream ends while the model is loaded for it.
         let mut counting = self.counting();
         match self.begin_traced(message, received, traced.as_ref()).await {
@@ -245,8 +245,8 @@ impl<S: Service> Reading<S> {
         message: ModelInferRequest,
         received: Instant,
         traced: Option<&Traced>,
-    ) -> Result<(S::Responses, bool), InferError> {
-        let mut decoded = codec::decode_for((message, Inputs::default()), &self.service).await?;
+    ) -> Result<(Box<dyn Responses>, bool), InferError> {
+        let mut decoded = codec::decode_for((message, Inputs::default()), &*self.service).await?;
         self.forwarded.add_to(&mut decoded);
         decoded.timeline.received = received;
         decoded.deadline = self.deadline;
@@ -259,13 +259,13 @@ impl<S: Service> Reading<S> {
         Ok((self.service.stream(*decoded)?, wants_empty))
     }
 
-    fn counting(&self) -> Counting<S> {
+    fn counting(&self) -> Counting {
         Counting { service: self.service.clone(), counted: false, deadline: self.deadline }
     }
 
     /// Starts to answer a request of an ordinary model. Polls the answer once in place, so that the requests of a stream reach
     /// the engine in order, as sequences require; a task then waits for the answer.
-    async fn running(&self, answer: impl Future<Output = Answer> + Send + 'static, place: OpenRequest) -> Running<S> {
+    async fn running(&self, answer: impl Future<Output = Answer> + Send + 'static, place: OpenRequest) -> Running {
         let mut answer = Box::pin(answer);
         let at_once = std::future::poll_fn(|cx| {
             Poll::Ready(match answer.as_mut().poll(cx) {
@@ -288,21 +288,21 @@ struct Named {
 }
 
 /// A request that the engine has accepted.
-struct Begun<S: Service> {
+struct Begun {
     request: Named,
-    responses: S::Responses,
+    responses: Box<dyn Responses>,
     /// Whether an empty final response is sent too.
     wants_empty: bool,
     traced: Option<Traced>,
-    counting: Counting<S>,
+    counting: Counting,
 }
 
-impl<S: Service> Begun<S> {
+impl Begun {
     /// Returns the answer of an ordinary model. The request is counted when the answer is sent.
     fn only(mut self, window: Window) -> impl Future<Output = Answer> + Send + 'static {
         self.counting.counted = true;
         async move {
-            let answer = match self.responses.next().await {
+            let answer = match self.responses.next_response().await {
                 Some(streamed) => message(&self.request, streamed),
                 None => failure(&self.request, InferError::internal("the model sent no response"), true),
             };
@@ -317,7 +317,7 @@ impl<S: Service> Begun<S> {
         let (mut failed, mut bytes, mut largest) = (None, 0, 0);
         loop {
             let next = tokio::select! {
-                next = self.responses.next() => next,
+                next = self.responses.next_response() => next,
                 () = to.closed() => return,
             };
             let Some(streamed) = next else { break };
@@ -380,7 +380,7 @@ fn finally(mut response: ModelInferResponse, last: bool) -> ModelInferResponse {
     response
 }
 
-impl<S: Service> Answers<S> {
+impl Answers {
     /// Polls the next answer of an ordinary model, in the order of the requests; `None` after the last.
     fn poll_ordered(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Answer, Status>>> {
         if self.queue_ended {
@@ -433,7 +433,7 @@ impl<S: Service> Answers<S> {
     }
 }
 
-impl<S: Service> Stream for Answers<S> {
+impl Stream for Answers {
     type Item = Result<ModelStreamInferResponse, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {

@@ -18,8 +18,8 @@ use pharos_listener::response_timing::AnswerTiming;
 ///
 /// # Errors
 /// INVALID_ARG with the name of the setting, UNIMPLEMENTED for the trace file; on an error nothing changes.
-pub(super) fn settings<S: Service>(
-    service: &S,
+pub(super) fn settings(
+    service: &dyn Service,
     request: TraceSettingRequest,
 ) -> Result<TraceSettingResponse, InferError> {
     service.trace_settings(&request.model_name)?;
@@ -57,8 +57,8 @@ fn change<T>(text: Option<&str>, read: impl Fn(&str) -> Result<T, InferError>) -
 }
 
 /// Starts the trace of a request if it is sampled.
-pub(super) fn begin<S: Service>(service: &S, model: &str, metadata: &MetadataMap) -> Option<Traced> {
-    service.trace(model, |name| metadata.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned))
+pub(super) fn begin(service: &dyn Service, model: &str, metadata: &MetadataMap) -> Option<Traced> {
+    service.trace(model, &|name| metadata.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned))
 }
 
 /// Adds the times with this value, and the client's `traceparent`, to the metadata of an answer.

@@ -8,13 +8,13 @@ use http::header::{HeaderValue, WWW_AUTHENTICATE};
 use http::{HeaderMap, StatusCode};
 use pharos::error::Reason;
 use pharos::load_report::LoadReport;
-use pharos::service::{Protocol, Route, Service};
+use pharos::service::{Protocol, Route};
 
 use super::{Edge, answer};
 use pharos_listener::access::{Denied, DeniedAnswer, Guard};
 use pharos_listener::answering::{Count, Gate};
 
-impl<S: Service> Count for Edge<S> {
+impl Count for Edge {
     const PROTOCOL: Protocol = Protocol::Http;
 
     fn count(&self, route: Route, code: u16, reason: Option<Reason>) {
@@ -22,7 +22,7 @@ impl<S: Service> Count for Edge<S> {
     }
 }
 
-impl<S: Service> Gate for Edge<S> {
+impl Gate for Edge {
     fn refuse(&self, route: Route, headers: &HeaderMap) -> Option<Response> {
         let guard = Guard { access: &self.settings.access, restricted: &self.settings.restricted, prefix: "" };
         if guard.is_open() {

@@ -14,8 +14,9 @@ use http::header::{ACCEPT_ENCODING, CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Method, Request, StatusCode, Uri};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use pharos::error::InferError;
-use pharos::service::{Route, Service};
+use pharos::service::{Route, SharedService};
 use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
 
 use super::answer::Failure;
 use super::codec::HEADER_LENGTH;
@@ -44,28 +45,33 @@ pub enum Platform {
 
 /// The endpoints of a platform.
 #[derive(Clone)]
-pub struct Endpoints<S: Service> {
-    dispatch: Dispatch<S>,
+pub struct Endpoints {
+    dispatch: Dispatch,
     /// The routes of a request that is redirected to the metrics.
     metrics: Routes<OpenOnly>,
     platform: Platform,
 }
 
-impl<S: Service> Endpoints<S> {
+impl Endpoints {
     /// Creates the endpoints, which answer requests with `service`.
-    pub fn new(service: S, settings: Settings, platform: Platform) -> Self {
+    pub fn new(service: SharedService, settings: Settings, platform: Platform) -> Self {
         Self { metrics: metrics::router(service.clone()), dispatch: Dispatch::new(service, settings), platform }
     }
 
-    /// Serves the endpoints on `listener` until `phases` signals shutdown and all requests in flight are answered.
-    pub async fn serve(self, listener: TcpListener, connections: listener::Settings, phases: PhaseReceiver) {
+    /// Spawns a task that serves the endpoints on `listener` until `phases` signals shutdown and all requests in flight are answered.
+    pub fn serve(
+        self,
+        listener: TcpListener,
+        connections: listener::Settings,
+        phases: PhaseReceiver,
+    ) -> JoinHandle<()> {
         let Edge { service, settings } = self.dispatch.edge().clone();
         let endpoints = HttpService::new(self, settings.body_timeout);
-        listener::serve(listener, connections, endpoints, refused(service), phases).await;
+        tokio::spawn(listener::serve(listener, connections, endpoints, refused(service), phases))
     }
 }
 
-impl<S: Service> Handle for Endpoints<S> {
+impl Handle for Endpoints {
     async fn handle(self, request: Request<Body>) -> Result<Response, Infallible> {
         Ok(match self.platform {
             Platform::SageMaker(sagemaker) => sagemaker.answer(self.dispatch, request).await,
@@ -88,8 +94,8 @@ fn model_path(model: &str, verb: &str) -> String {
 }
 
 /// Answers a request as the v2 request with this method and path.
-async fn forward_as_v2<S: Service>(
-    dispatch: Dispatch<S>,
+async fn forward_as_v2(
+    dispatch: Dispatch,
     mut request: Request<Body>,
     (method, path): (Method, &str),
     form: &BinaryForm,
@@ -144,12 +150,12 @@ fn header_length(headers: &HeaderMap, media_type: &str) -> Result<Option<HeaderV
 
 /// Answers a request for a v2 route that fails before it reaches the route: with a refusal if access is denied, else with
 /// `error`.
-async fn fail<S: Service>(edge: &Edge<S>, (route, request): (Route, Request<Body>), error: InferError) -> Response {
+async fn fail(edge: &Edge, (route, request): (Route, Request<Body>), error: InferError) -> Response {
     answering::answer(edge, route, request, async |_| Failure::from(error).into_response()).await
 }
 
 /// Returns the answer for an unknown path, with Triton's status.
-fn unknown<S: Service>(edge: &Edge<S>) -> Response {
+fn unknown(edge: &Edge) -> Response {
     Account::new(edge, Route::Unknown).finish(answer::unknown(StatusCode::BAD_REQUEST, "Bad Request"))
 }
 

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use axum::body::Body;
 use axum::response::Response;
 use http::{Method, Request};
-use pharos::service::{Route, Service};
+use pharos::service::{Route, SharedService};
 
 use super::model::ModelPath;
 use super::{Edge, Settings, infer, routes};
@@ -15,22 +15,22 @@ use pharos_listener::routing::Routes;
 
 /// The whole protocol behind the tokens and restrictions of its settings.
 #[derive(Clone)]
-pub(super) struct Dispatch<S: Service> {
-    pub(super) routes: Routes<Edge<S>>,
+pub(super) struct Dispatch {
+    pub(super) routes: Routes<Edge>,
 }
 
-impl<S: Service> Dispatch<S> {
-    pub(super) fn new(service: S, settings: Settings) -> Self {
+impl Dispatch {
+    pub(super) fn new(service: SharedService, settings: Settings) -> Self {
         let edge = Edge::new(service, settings);
         Self { routes: routes::table(edge.clone(), edge) }
     }
 
-    pub(super) fn edge(&self) -> &Edge<S> {
+    pub(super) fn edge(&self) -> &Edge {
         self.routes.gate()
     }
 }
 
-impl<S: Service> Handle for Dispatch<S> {
+impl Handle for Dispatch {
     async fn handle(self, request: Request<Body>) -> Result<Response, Infallible> {
         Ok(match plain_infer(&request) {
             Some(path) => match Admitted::new(self.edge(), Route::Infer, &request) {

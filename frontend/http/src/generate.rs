@@ -14,7 +14,7 @@ use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::TraceId;
 use pharos::infer::{InferRequest, InferResponse};
 use pharos::request_trace::Traced;
-use pharos::service::{Protocol, Responses, Route, Service, Streamed};
+use pharos::service::{Protocol, Responses, Route, Streamed};
 use pharos::timeline::{Instant, Timeline};
 
 use super::Edge;
@@ -35,17 +35,13 @@ use pharos_listener::tenants;
 const NOT_ONE: &str = "generate expects model to produce exactly 1 response, use generate stream for model that generates \
                        various number of responses";
 
-pub(super) async fn generate<S: Service>(
-    State(edge): State<Edge<S>>,
-    path: ModelPath,
-    request: Request<Body>,
-) -> Response {
+pub(super) async fn generate(State(edge): State<Edge>, path: ModelPath, request: Request<Body>) -> Response {
     let (timing, mut times) = (edge.settings.timing.of(request.headers()), None);
     let mut traced = None;
     let result = async {
         let mut begun = begin(&edge, path, (request, &timing)).await?;
         traced = begun.traced;
-        let response = only(&mut begun.responses).await;
+        let response = only(&mut *begun.responses).await;
         request_trace::complete(traced.as_ref());
         let (response, timeline) = response?;
         times = timing.value(&timeline);
@@ -57,11 +53,7 @@ pub(super) async fn generate<S: Service>(
     trace::answered(traced, (timing, times), result.map_err(Failure::from).into_response())
 }
 
-pub(super) async fn generate_stream<S: Service>(
-    State(edge): State<Edge<S>>,
-    path: ModelPath,
-    request: Request<Body>,
-) -> Answer {
+pub(super) async fn generate_stream(State(edge): State<Edge>, path: ModelPath, request: Request<Body>) -> Answer {
     let open = edge.service.stream_open(Protocol::Http);
     let timing = edge.settings.timing.of(request.headers());
     // The times are known at the end of the stream.
@@ -70,7 +62,7 @@ pub(super) async fn generate_stream<S: Service>(
         Ok(begun) => begun,
         Err(error) => return Ok(trace::answered(None, (timing, None), Failure::from(error).into_response())),
     };
-    let first = begun.responses.next().await;
+    let first = begun.responses.next_response().await;
     // The first response determines the status; later errors are sent as events.
     let status = match &first {
         Some(Streamed { answer: Err(error), .. }) => error.code.http_status(),
@@ -94,10 +86,10 @@ pub(super) async fn generate_stream<S: Service>(
 }
 
 /// Returns the response of a model that sends exactly one, and the timeline at the end of the request.
-async fn only(responses: &mut impl Responses) -> Result<(InferResponse, Timeline), InferError> {
+async fn only(responses: &mut dyn Responses) -> Result<(InferResponse, Timeline), InferError> {
     let not_one = || InferError::invalid(NOT_ONE);
     let (mut found, mut timeline) = (None, Timeline::default());
-    while let Some(Streamed { answer, empty, .. }) = responses.next().await {
+    while let Some(Streamed { answer, empty, .. }) = responses.next_response().await {
         if let Ok(response) = &answer {
             timeline = response.timeline;
         }
@@ -112,19 +104,19 @@ async fn only(responses: &mut impl Responses) -> Result<(InferResponse, Timeline
 }
 
 /// The responses to come of a request, and its trace if the request is sampled.
-struct TracedResponses<R> {
-    responses: R,
+struct TracedResponses {
+    responses: Box<dyn Responses>,
     traced: Option<Traced>,
     /// Present if the times of the request are sent behind the responses.
     trailer: Option<AnswerTiming>,
 }
 
 /// Reads a request and passes it to the engine.
-async fn begin<S: Service>(
-    edge: &Edge<S>,
+async fn begin(
+    edge: &Edge,
     path: ModelPath,
     (request, timing): (Request<Body>, &AnswerTiming),
-) -> Result<TracedResponses<S::Responses>, InferError> {
+) -> Result<TracedResponses, InferError> {
     let received = edge.service.now();
     check_encoding(request.headers())?;
     let traced = trace::begin(edge, &path.model, request.headers());
@@ -142,12 +134,12 @@ struct Reception<'a> {
     trace: Option<TraceId>,
 }
 
-async fn begin_traced<S: Service>(
-    edge: &Edge<S>,
+async fn begin_traced(
+    edge: &Edge,
     path: ModelPath,
     request: Request<Body>,
     Reception { received, traced, trace }: Reception<'_>,
-) -> Result<S::Responses, InferError> {
+) -> Result<Box<dyn Responses>, InferError> {
     let (parts, body) = request.into_parts();
     edge.service.demand(&path.model, &path.version, 0).await?;
     // Report an unknown model before errors in the body, as Triton does.
@@ -163,7 +155,7 @@ async fn begin_traced<S: Service>(
     })
     .await?;
     forward(edge, &parts.headers, &mut request)?;
-    request.tenant = tenants::of(&edge.service, &parts.headers, &parts.extensions);
+    request.tenant = tenants::of(&*edge.service, &parts.headers, &parts.extensions);
     HTTP.received(traced, edge.service.now(), &mut request);
     request.timeline.request_start = edge.service.now();
     edge.service.stream(request)
@@ -179,7 +171,7 @@ pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), InferError> {
 }
 
 /// Reads the whole body, within the limits of the edge.
-pub(super) async fn read<S: Service>(edge: &Edge<S>, body: Body) -> Result<Data, InferError> {
+pub(super) async fn read(edge: &Edge, body: Body) -> Result<Data, InferError> {
     let limit = edge.settings.max_input_size;
     match body::read(&edge.settings.budget, body, limit).await? {
         Read::Whole(body) => Ok(body),

@@ -31,16 +31,12 @@ use pharos_listener::tenants;
 /// Work on more bytes than this runs on a blocking thread, because it would delay the other connections of the event loop.
 pub(super) const LONG: usize = 128 << 10;
 
-pub(super) async fn infer<S: Service>(
-    State(edge): State<Edge<S>>,
-    path: ModelPath,
-    request: Request<Body>,
-) -> Response {
+pub(super) async fn infer(State(edge): State<Edge>, path: ModelPath, request: Request<Body>) -> Response {
     answer(&edge, path, request).await
 }
 
 /// Answers an inference request.
-pub(super) async fn answer<S: Service>(edge: &Edge<S>, path: ModelPath, request: Request<Body>) -> Response {
+pub(super) async fn answer(edge: &Edge, path: ModelPath, request: Request<Body>) -> Response {
     let received = edge.service.now();
     let (parts, body) = request.into_parts();
     let Some(coding) = Coding::of_request(text(&parts.headers, CONTENT_ENCODING).as_deref()) else {
@@ -62,8 +58,8 @@ pub(super) async fn answer<S: Service>(edge: &Edge<S>, path: ModelPath, request:
             received_request.map_err(|error| edge.service.model_metadata(&model, &version).err().unwrap_or(error))?;
         request.trace = timing.trace();
         forward(edge, &parts.headers, &mut request)?;
-        request.tenant = tenants::of(&edge.service, &parts.headers, &parts.extensions);
-        let response = execute(&edge.service, request, traced.as_ref(), received).await?;
+        request.tenant = tenants::of(&*edge.service, &parts.headers, &parts.extensions);
+        let response = execute(&*edge.service, request, traced.as_ref(), received).await?;
         times = timing.value(&response.timeline);
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         let long = match answer_coding {
@@ -84,8 +80,8 @@ pub(super) async fn answer<S: Service>(edge: &Edge<S>, path: ModelPath, request:
 }
 
 /// Executes a decoded request whose reception began at `received`, and stamps its timeline and its trace.
-pub(super) async fn execute<S: Service>(
-    service: &S,
+pub(super) async fn execute(
+    service: &dyn Service,
     mut request: Box<InferRequest>,
     traced: Option<&Traced>,
     received: Instant,
@@ -99,18 +95,14 @@ pub(super) async fn execute<S: Service>(
 }
 
 /// Adds the headers that match the forward pattern as parameters.
-pub(super) fn forward<S: Service>(
-    edge: &Edge<S>,
-    headers: &HeaderMap,
-    request: &mut InferRequest,
-) -> Result<(), InferError> {
+pub(super) fn forward(edge: &Edge, headers: &HeaderMap, request: &mut InferRequest) -> Result<(), InferError> {
     let forwarded = edge.settings.forward.parameters(headers).map_err(InferError::invalid)?;
     request.parameters.extend(forwarded.into_iter().map(|(name, value)| (name, Parameter::String(value))));
     Ok(())
 }
 
 /// Reads, decompresses and decodes a request.
-async fn receive<S: Service>(edge: &Edge<S>, head: Head, body: Body, coding: Coding) -> Result<Decoded, InferError> {
+async fn receive(edge: &Edge, head: Head, body: Body, coding: Coding) -> Result<Decoded, InferError> {
     let limit = edge.settings.max_input_size;
     let declared: Option<u64> = head.header_length.as_deref().and_then(|length| length.trim().parse().ok());
     // The limit applies to the JSON and the binary data separately; the client declares the length of the JSON.

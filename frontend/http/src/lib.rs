@@ -39,8 +39,9 @@ use http::StatusCode;
 use pharos::access::Restrictions;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::metrics::labels::Listener;
-use pharos::service::{Protocol, Route, Service};
+use pharos::service::{Protocol, Route, SharedService};
 use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
 
 use dispatch::Dispatch;
 pub use routes::router;
@@ -96,13 +97,13 @@ const MAX_SHORT_BODY: u64 = 64 << 10;
 
 /// The state that all handlers share.
 #[derive(Clone)]
-pub(crate) struct Edge<S: Service> {
-    service: S,
+pub(crate) struct Edge {
+    service: SharedService,
     settings: Arc<Settings>,
 }
 
-impl<S: Service> Edge<S> {
-    fn new(service: S, settings: Settings) -> Self {
+impl Edge {
+    fn new(service: SharedService, settings: Settings) -> Self {
         Self { service, settings: Arc::new(settings) }
     }
 
@@ -121,20 +122,20 @@ impl<S: Service> Edge<S> {
     }
 }
 
-/// Serves the v2 protocol on `listener` until `phases` signals shutdown and all requests in flight are answered.
-pub async fn serve<S: Service>(
+/// Spawns a task that serves the v2 protocol on `listener` until `phases` signals shutdown and all requests in flight are answered.
+pub fn serve(
     listener: TcpListener,
-    service: S,
+    service: SharedService,
     (settings, connections): (Settings, listener::Settings),
     phases: PhaseReceiver,
-) {
+) -> JoinHandle<()> {
     let body_timeout = settings.body_timeout;
     let dispatch = HttpService::new(Dispatch::new(service.clone(), settings), body_timeout);
-    listener::serve(listener, connections, dispatch, refused(service), phases).await;
+    tokio::spawn(listener::serve(listener, connections, dispatch, refused(service), phases))
 }
 
 /// Returns a callback that counts connections refused before a request could be parsed, by status.
-fn refused<S: Service>(service: S) -> impl Fn(u16) + Clone + Send + 'static {
+fn refused(service: SharedService) -> impl Fn(u16) + Clone + Send + 'static {
     move |status| {
         let reason = if status == 400 { Reason::Malformed } else { Reason::TooLarge };
         service.record_answered(Protocol::Http, Route::Unknown, status, Some(reason));

@@ -4,18 +4,18 @@ use axum::body::Body;
 use axum::extract::State;
 use http::{Request, StatusCode};
 use pharos::error::InferError;
-use pharos::service::{LogSettings, LogUpdate, Service, WRONG_LOG_FORMAT, log_format, unchangeable_log_setting};
+use pharos::service::{LogSettings, LogUpdate, WRONG_LOG_FORMAT, log_format, unchangeable_log_setting};
 use serde_json::value::RawValue;
 
 use super::answer::Answer;
 use super::json::{Members, as_bool, as_string, as_u64, from_body, parse_error};
 use super::{Edge, answer};
 
-pub(super) async fn get<S: Service>(State(edge): State<Edge<S>>) -> Answer {
+pub(super) async fn get(State(edge): State<Edge>) -> Answer {
     shown(&edge.service.log_settings())
 }
 
-pub(super) async fn post<S: Service>(State(edge): State<Edge<S>>, request: Request<Body>) -> Answer {
+pub(super) async fn post(State(edge): State<Edge>, request: Request<Body>) -> Answer {
     let update = read(&edge, request.into_body()).await;
     match update {
         // Triton answers 503 to an invalid log format.
@@ -28,7 +28,7 @@ pub(super) async fn post<S: Service>(State(edge): State<Edge<S>>, request: Reque
 }
 
 /// Reads the change that a body requests; an empty body changes nothing.
-async fn read<S: Service>(edge: &Edge<S>, body: Body) -> Result<LogUpdate, InferError> {
+async fn read(edge: &Edge, body: Body) -> Result<LogUpdate, InferError> {
     let body = edge.read_short(body, "a log settings update").await?;
     let mut update = LogUpdate::default();
     if !body.iter().all(u8::is_ascii_whitespace) {

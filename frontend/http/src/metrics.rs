@@ -14,9 +14,10 @@ use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, HeaderValue, VARY}
 use http::{HeaderMap, StatusCode, Uri};
 use percent_encoding::percent_decode_str;
 use pharos::metrics::exposition::{Encoding, Names};
-use pharos::service::{Route, Service};
+use pharos::service::{Route, SharedService};
 use pharos_os::blocking;
 use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
 
 use super::compression::{Coding, compress};
 use super::headers::text;
@@ -25,24 +26,24 @@ use pharos_listener::http_service::HttpService;
 use pharos_listener::routing::{Builder, OpenOnly, Routes};
 use pharos_listener::{self as listener, PhaseReceiver};
 
-/// Serves metrics on `listener` until `phases` signals shutdown.
-pub async fn serve<S: Service>(
+/// Spawns a task that serves metrics on `listener` until `phases` signals shutdown.
+pub fn serve(
     listener: TcpListener,
-    service: S,
+    service: SharedService,
     connections: listener::Settings,
     phases: PhaseReceiver,
-) {
+) -> JoinHandle<()> {
     let routes = HttpService::new(router(service), Duration::ZERO);
-    listener::serve(listener, connections, routes, |_| {}, phases).await;
+    tokio::spawn(listener::serve(listener, connections, routes, |_| {}, phases))
 }
 
 /// Returns the routes of `/metrics` and of the live page.
-pub fn router<S: Service>(service: S) -> Routes<OpenOnly> {
-    let router = Builder::new(service, |_| wrong_method()).route("/metrics", Route::Metrics, get(metrics::<S>));
+pub fn router(service: SharedService) -> Routes<OpenOnly> {
+    let router = Builder::new(service, |_| wrong_method()).route("/metrics", Route::Metrics, get(metrics));
     dashboard::add_to(router).build(OpenOnly(elsewhere), |_| elsewhere())
 }
 
-async fn metrics<S: Service>(State(service): State<S>, uri: Uri, headers: HeaderMap) -> Response {
+async fn metrics(State(service): State<SharedService>, uri: Uri, headers: HeaderMap) -> Response {
     let encoding = Encoding::negotiate(text(&headers, ACCEPT).as_deref());
     let names = Names::of_query(uri.query().map_or_else(Vec::new, pairs));
     let coding = Coding::of_response(text(&headers, ACCEPT_ENCODING).as_deref());

@@ -6,7 +6,6 @@ use http::StatusCode;
 use http::request::Parts;
 use pharos::error::{InferError, Reason};
 use pharos::model::{ModelMetadata, TensorMetadata};
-use pharos::service::Service;
 use serde_json::json;
 
 use super::answer::Answer;
@@ -20,10 +19,10 @@ pub(super) struct ModelPath {
     pub(super) version: String,
 }
 
-impl<S: Service> FromRequestParts<Edge<S>> for ModelPath {
+impl FromRequestParts<Edge> for ModelPath {
     type Rejection = Response;
 
-    async fn from_request_parts(parts: &mut Parts, edge: &Edge<S>) -> Result<Self, Response> {
+    async fn from_request_parts(parts: &mut Parts, edge: &Edge) -> Result<Self, Response> {
         let Ok(PathParameters(names)) = PathParameters::from_request_parts(parts, edge).await;
         let mut names = names.into_iter().flatten();
         let model = names.next().ok_or_else(super::not_found)?;
@@ -31,7 +30,7 @@ impl<S: Service> FromRequestParts<Edge<S>> for ModelPath {
     }
 }
 
-pub(super) async fn metadata<S: Service>(State(edge): State<Edge<S>>, path: ModelPath) -> Answer {
+pub(super) async fn metadata(State(edge): State<Edge>, path: ModelPath) -> Answer {
     Ok(answer::json(metadata_json(&edge.service.model_metadata(&path.model, &path.version)?)))
 }
 
@@ -54,7 +53,7 @@ fn metadata_json(metadata: &ModelMetadata) -> String {
 }
 
 /// Answers 200 with an empty body, else 400 with the reason if known; also for a model that does not exist.
-pub(super) async fn ready<S: Service>(State(edge): State<Edge<S>>, path: ModelPath) -> Response {
+pub(super) async fn ready(State(edge): State<Edge>, path: ModelPath) -> Response {
     let reason = match edge.service.model_ready(&path.model, &path.version).await {
         Ok(true) => return answer::empty(StatusCode::OK),
         // Treat a malformed version like one that is not ready.
@@ -68,19 +67,19 @@ pub(super) async fn ready<S: Service>(State(edge): State<Edge<S>>, path: ModelPa
     answer::refused(answer::error_text(StatusCode::BAD_REQUEST, &text), reason)
 }
 
-pub(super) async fn config<S: Service>(State(edge): State<Edge<S>>, path: ModelPath) -> Answer {
+pub(super) async fn config(State(edge): State<Edge>, path: ModelPath) -> Answer {
     Ok(answer::json(edge.service.model_config_json(&path.model, &path.version)?))
 }
 
-pub(super) async fn statistics<S: Service>(State(edge): State<Edge<S>>, path: ModelPath) -> Answer {
+pub(super) async fn statistics(State(edge): State<Edge>, path: ModelPath) -> Answer {
     statistics_json(&edge, &path.model, &path.version)
 }
 
-pub(super) async fn all_statistics<S: Service>(State(edge): State<Edge<S>>) -> Answer {
+pub(super) async fn all_statistics(State(edge): State<Edge>) -> Answer {
     statistics_json(&edge, "", "")
 }
 
-fn statistics_json<S: Service>(edge: &Edge<S>, model: &str, version: &str) -> Answer {
+fn statistics_json(edge: &Edge, model: &str, version: &str) -> Answer {
     #[derive(serde::Serialize)]
     struct Statistics<T> {
         model_stats: T,

@@ -9,7 +9,7 @@ use http::Request;
 use pharos::data::Data;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::repository::{self, IndexEntry, LoadParameter};
-use pharos::service::{Route, Service};
+use pharos::service::Route;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
@@ -54,7 +54,7 @@ impl<'a> From<&'a IndexEntry> for Entry<'a> {
     }
 }
 
-pub(super) async fn index<S: Service>(State(edge): State<Edge<S>>, request: Request<Body>) -> Answer {
+pub(super) async fn index(State(edge): State<Edge>, request: Request<Body>) -> Answer {
     let body = edge.read_short(request.into_body(), "an index request").await?;
     let entries = edge.service.repository_index(ready_only(&body)?).await?;
     answer::json_of(&entries.iter().map(Entry::from).collect::<Vec<_>>())
@@ -79,8 +79,8 @@ pub(super) fn route_of_operation(path: &str) -> Route {
 
 /// `POST /v2/repository/models/M/load` and `/unload`. Clients do not encode slashes in a name, so everything before the verb is
 /// the name; the engine then refuses an invalid one with an explanation.
-pub(super) async fn operate<S: Service>(
-    State(edge): State<Edge<S>>,
+pub(super) async fn operate(
+    State(edge): State<Edge>,
     PathParameters(operation): PathParameters,
     request: Request<Body>,
 ) -> Answer {
@@ -104,20 +104,20 @@ pub(super) async fn operate_in(PathParameters(operation): PathParameters) -> Ans
     }
 }
 
-async fn load<S: Service>(edge: &Edge<S>, model: &str, body: Body) -> Answer {
+async fn load(edge: &Edge, model: &str, body: Body) -> Answer {
     let body = whole(edge, body).await?;
     let parameters = on_a_thread_if(body.len() > LONG, move || load_parameters(&body.join())).await?;
     answer::done(edge.service.load_model(model, parameters).await)
 }
 
-async fn unload<S: Service>(edge: &Edge<S>, model: &str, body: Body) -> Answer {
+async fn unload(edge: &Edge, model: &str, body: Body) -> Answer {
     let body = whole(edge, body).await?;
     let dependents = on_a_thread_if(body.len() > LONG, move || unloads_dependents(&body.join())).await?;
     answer::done(edge.service.unload_model(model, dependents).await)
 }
 
 /// Reads the body of a load or an unload, which may contain files in base64.
-async fn whole<S: Service>(edge: &Edge<S>, body: Body) -> Result<Data, InferError> {
+async fn whole(edge: &Edge, body: Body) -> Result<Data, InferError> {
     let most = edge.settings.max_input_size;
     match body::read(&edge.settings.budget, body, most).await? {
         Read::Whole(body) => Ok(body),
@@ -201,7 +201,7 @@ mod tests {
             // While the only other thread is occupied, nothing that needs it can be ready.
             let (release, released) = mpsc::channel::<()>();
             let occupied = blocking::run(move || released.recv());
-            let edge = Edge::new(EchoService::default(), Settings::default());
+            let edge = Edge::new(EchoService::default().shared(), Settings::default());
             for (size, at_once) in [(1000, true), (LONG, false)] {
                 let body = || Body::from(format!(r#"{{"parameters":{{"config":"{}"}}}}"#, "x".repeat(size)));
                 let (mut load, mut unload) = (pin!(load(&edge, "m", body())), pin!(unload(&edge, "m", body())));

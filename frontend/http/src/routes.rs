@@ -1,59 +1,64 @@
 //! The routes of v2 and v1, each with its path, its [`Route`] and its handlers.
 
 use axum::routing::{MethodRouter, get, post};
-use pharos::service::{Route, Service};
+use pharos::service::{Route, SharedService};
 
 use super::{Edge, Settings, generate, infer, logging, model, repository, server, shared_memory, trace, v1};
 use pharos_listener::answering::Gate;
 use pharos_listener::routing::{Builder, RouteOf, Routes};
 
 /// Returns the routes of v2 and v1 behind the access check `gate`, which replaces the tokens and restrictions of `settings`.
-pub fn router<S: Service, G: Gate>(service: S, settings: Settings, gate: G) -> Routes<G> {
+pub fn router<G: Gate>(service: SharedService, settings: Settings, gate: G) -> Routes<G> {
     table(Edge::new(service, settings), gate)
 }
 
 /// Returns the routes behind the access check `gate`.
-pub(crate) fn table<S: Service, G: Gate>(edge: Edge<S>, gate: G) -> Routes<G> {
+pub(crate) fn table<G: Gate>(edge: Edge, gate: G) -> Routes<G> {
+    declared(edge).build(gate, |_| super::not_found())
+}
+
+/// Declares the routes. Not generic, so that the handlers are compiled once, in this package.
+fn declared(edge: Edge) -> Builder<Edge> {
     let router = Builder::new(edge, |_| super::wrong_method())
-        .route("/v2", Route::ServerMetadata, get(server::metadata::<S>))
-        .route("/v2/health/live", Route::Live, get(server::live::<S>))
-        .route("/v2/health/ready", Route::Ready, get(server::ready::<S>))
-        .route("/v2/models/stats", Route::ModelStatistics, get(model::all_statistics::<S>));
-    let router = model_route(router, "", Route::ModelMetadata, || get(model::metadata::<S>));
-    let router = model_route(router, "/ready", Route::ModelReady, || get(model::ready::<S>));
-    let router = model_route(router, "/config", Route::ModelConfig, || get(model::config::<S>));
-    let router = model_route(router, "/stats", Route::ModelStatistics, || get(model::statistics::<S>));
-    let router = model_route(router, "/infer", Route::Infer, || post(infer::infer::<S>));
-    let router = model_route(router, "/generate", Route::Generate, || post(generate::generate::<S>));
-    let stream = || post(generate::generate_stream::<S>);
+        .route("/v2", Route::ServerMetadata, get(server::metadata))
+        .route("/v2/health/live", Route::Live, get(server::live))
+        .route("/v2/health/ready", Route::Ready, get(server::ready))
+        .route("/v2/models/stats", Route::ModelStatistics, get(model::all_statistics));
+    let router = model_route(router, "", Route::ModelMetadata, || get(model::metadata));
+    let router = model_route(router, "/ready", Route::ModelReady, || get(model::ready));
+    let router = model_route(router, "/config", Route::ModelConfig, || get(model::config));
+    let router = model_route(router, "/stats", Route::ModelStatistics, || get(model::statistics));
+    let router = model_route(router, "/infer", Route::Infer, || post(infer::infer));
+    let router = model_route(router, "/generate", Route::Generate, || post(generate::generate));
+    let stream = || post(generate::generate_stream);
     let router = model_route(router, "/generate_stream", Route::GenerateStream, stream);
-    let trace_of_model = get(trace::get_of::<S>).post(trace::post_of::<S>);
+    let trace_of_model = get(trace::get_of).post(trace::post_of);
     let router = router
-        .route("/v2/repository/index", Route::RepositoryIndex, post(repository::index::<S>))
-        .route("/v2/repository/{repository}/index", Route::RepositoryIndex, post(repository::index::<S>))
+        .route("/v2/repository/index", Route::RepositoryIndex, post(repository::index))
+        .route("/v2/repository/{repository}/index", Route::RepositoryIndex, post(repository::index))
         .route(
             "/v2/repository/models/{*operation}",
             RouteOf::Path(repository::route_of_operation),
-            post(repository::operate::<S>),
+            post(repository::operate),
         )
         .route(
             "/v2/repository/{repository}/models/{*operation}",
             RouteOf::Path(repository::route_of_operation),
             post(repository::operate_in),
         )
-        .route("/v2/trace/setting", Route::TraceSetting, get(trace::get::<S>).post(trace::post::<S>))
+        .route("/v2/trace/setting", Route::TraceSetting, get(trace::get).post(trace::post))
         .route("/v2/models/{model}/trace/setting", Route::TraceSetting, trace_of_model)
-        .route("/v2/logging", Route::LogSettings, get(logging::get::<S>).post(logging::post::<S>));
-    v1::routes(shared_memory::routes(router)).build(gate, |_| super::not_found())
+        .route("/v2/logging", Route::LogSettings, get(logging::get).post(logging::post));
+    v1::routes(shared_memory::routes(router))
 }
 
 /// Adds `/v2/models/M<suffix>` and `/v2/models/M/versions/V<suffix>`.
-fn model_route<S: Service>(
-    router: Builder<Edge<S>>,
+fn model_route(
+    router: Builder<Edge>,
     suffix: &str,
     route: Route,
-    methods: impl Fn() -> MethodRouter<Edge<S>>,
-) -> Builder<Edge<S>> {
+    methods: impl Fn() -> MethodRouter<Edge>,
+) -> Builder<Edge> {
     router.route(&format!("/v2/models/{{model}}{suffix}"), route, methods()).route(
         &format!("/v2/models/{{model}}/versions/{{version}}{suffix}"),
         route,
@@ -68,7 +73,7 @@ mod tests {
     use super::*;
 
     fn check(path: &str, expected: Route) {
-        let edge = Edge::new(EchoService::default(), Settings::default());
+        let edge = Edge::new(EchoService::default().shared(), Settings::default());
         assert_eq!(table(edge.clone(), edge).route_of(path), expected, "{path}");
     }
 

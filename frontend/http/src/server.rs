@@ -4,7 +4,6 @@ use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use pharos::error::InferError;
-use pharos::service::Service;
 
 use super::answer::Answer;
 use super::{Edge, answer};
@@ -16,16 +15,16 @@ const EXTENSIONS: &str = concat!(
     r#""statistics","trace","logging"]"#
 );
 
-pub(super) async fn live<S: Service>(State(edge): State<Edge<S>>) -> Answer {
+pub(super) async fn live(State(edge): State<Edge>) -> Answer {
     health(&edge, "live", edge.service.live())
 }
 
-pub(super) async fn ready<S: Service>(State(edge): State<Edge<S>>) -> Answer {
+pub(super) async fn ready(State(edge): State<Edge>) -> Answer {
     health(&edge, "ready", edge.service.ready())
 }
 
 /// Returns 200 or 400 with the state as JSON, which KServe's clients read. Fails while the server is exiting.
-fn health<S: Service>(edge: &Edge<S>, state: &str, healthy: bool) -> Answer {
+fn health(edge: &Edge, state: &str, healthy: bool) -> Answer {
     if edge.service.exiting() {
         return Err(InferError::not_ready("Server exiting").into());
     }
@@ -33,7 +32,7 @@ fn health<S: Service>(edge: &Edge<S>, state: &str, healthy: bool) -> Answer {
     Ok(answer::with_body(status, "application/json", format!("{{\"{state}\":{healthy}}}")))
 }
 
-pub(super) async fn metadata<S: Service>(State(edge): State<Edge<S>>) -> Response {
+pub(super) async fn metadata(State(edge): State<Edge>) -> Response {
     let name = serde_json::to_string(edge.service.server_name()).unwrap_or_else(|_| "\"triton\"".to_owned());
     let version = env!("CARGO_PKG_VERSION");
     let body = format!("{{\"name\":{name},\"version\":\"{version}\",\"extensions\":{EXTENSIONS}}}");

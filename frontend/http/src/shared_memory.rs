@@ -11,7 +11,7 @@ use http::Request;
 use http::request::Parts;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::region::{Kind, Memory};
-use pharos::service::{Route, Service};
+use pharos::service::Route;
 use pharos::shared_memory::{Status, not_a_handle};
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -55,25 +55,25 @@ enum Place<'a> {
 /// The region in a path. A name that is not UTF-8 is answered with 404.
 struct Region(String);
 
-impl<S: Service> FromRequestParts<Edge<S>> for Region {
+impl FromRequestParts<Edge> for Region {
     type Rejection = Response;
 
-    async fn from_request_parts(parts: &mut Parts, edge: &Edge<S>) -> Result<Self, Response> {
+    async fn from_request_parts(parts: &mut Parts, edge: &Edge) -> Result<Self, Response> {
         let Ok(PathParameters(names)) = PathParameters::from_request_parts(parts, edge).await;
         names.into_iter().flatten().next().map(Self).ok_or_else(super::not_found)
     }
 }
 
 /// Adds the routes of both kinds of memory.
-pub(super) fn routes<S: Service>(mut router: Builder<Edge<S>>) -> Builder<Edge<S>> {
+pub(super) fn routes(mut router: Builder<Edge>) -> Builder<Edge> {
     for kind in Kind::ALL {
         let base = format!("/v2/{}sharedmemory", kind.as_str());
-        let all = async move |State(edge): State<Edge<S>>| status(&edge, kind, None);
-        let one = async move |State(edge): State<Edge<S>>, Region(region): Region| status(&edge, kind, Some(&region));
-        let remove_all = async move |State(edge): State<Edge<S>>| unregister(&edge, kind, None);
+        let all = async move |State(edge): State<Edge>| status(&edge, kind, None);
+        let one = async move |State(edge): State<Edge>, Region(region): Region| status(&edge, kind, Some(&region));
+        let remove_all = async move |State(edge): State<Edge>| unregister(&edge, kind, None);
         let remove =
-            async move |State(edge): State<Edge<S>>, Region(region): Region| unregister(&edge, kind, Some(&region));
-        let add = async move |State(edge): State<Edge<S>>, Region(region): Region, request: Request<Body>| {
+            async move |State(edge): State<Edge>, Region(region): Region| unregister(&edge, kind, Some(&region));
+        let add = async move |State(edge): State<Edge>, Region(region): Region, request: Request<Body>| {
             register(&edge, kind, &region, request).await
         };
         router = router
@@ -107,7 +107,7 @@ fn register_of(kind: Kind) -> Route {
     }
 }
 
-fn status<S: Service>(edge: &Edge<S>, kind: Kind, region: Option<&str>) -> Answer {
+fn status(edge: &Edge, kind: Kind, region: Option<&str>) -> Answer {
     let found = edge.service.memory_status(kind, region)?;
     answer::json_of(&found.iter().map(shown).collect::<Vec<_>>())
 }
@@ -120,11 +120,11 @@ fn shown(Status { region, in_use }: &Status) -> Shown<'_> {
     Shown { name: &region.name, place, byte_size: region.byte_size, in_use: *in_use, uses: region.uses() }
 }
 
-fn unregister<S: Service>(edge: &Edge<S>, kind: Kind, region: Option<&str>) -> Answer {
+fn unregister(edge: &Edge, kind: Kind, region: Option<&str>) -> Answer {
     answer::done(edge.service.unregister_memory(kind, region))
 }
 
-async fn register<S: Service>(edge: &Edge<S>, kind: Kind, region: &str, request: Request<Body>) -> Answer {
+async fn register(edge: &Edge, kind: Kind, region: &str, request: Request<Body>) -> Answer {
     let body = edge.read_short(request.into_body(), "a shared memory registration").await?;
     answer::done(match kind {
         Kind::System => {

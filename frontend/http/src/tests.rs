@@ -28,8 +28,8 @@ impl Got {
     }
 }
 
-fn table(service: &EchoService, settings: Settings) -> Routes<Edge<EchoService>> {
-    let edge = Edge::new(service.clone(), settings);
+fn table(service: &EchoService, settings: Settings) -> Routes<Edge> {
+    let edge = Edge::new(service.shared(), settings);
     routes::table(edge.clone(), edge)
 }
 
@@ -333,7 +333,7 @@ async fn a_client_disconnect_is_counted_as_cancelled() {
 async fn metrics_have_their_own_listener() {
     let call = async |path: &str, accept: &str| {
         let request = Request::builder().uri(path).header("accept", accept).body(Body::empty()).unwrap();
-        let response = metrics::router(EchoService::default()).answer(request).await;
+        let response = metrics::router(EchoService::default().shared()).answer(request).await;
         let content_type = response.headers()["content-type"].to_str().unwrap().to_owned();
         (response.status().as_u16(), content_type, response.into_body().collect().await.unwrap().to_bytes())
     };
@@ -358,7 +358,7 @@ async fn malformed_heads_are_counted() {
     let address = listener.local_addr().unwrap();
     let service = EchoService::default();
     let (stop, life) = tokio::sync::watch::channel(listener::Phase::Serving);
-    let server = tokio::spawn(serve(listener, service.clone(), (Settings::default(), connections()), life));
+    let server = serve(listener, service.shared(), (Settings::default(), connections()), life);
     let heads = [
         (400, "NONSENSE\r\n\r\n".to_owned()),
         (400, "POST /v2 HTTP/1.1\r\nContent-Length: -1\r\n\r\n".to_owned()),
@@ -416,7 +416,7 @@ async fn shutdown_lets_requests_finish() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, life) = tokio::sync::watch::channel(listener::Phase::Serving);
-    let server = tokio::spawn(serve(listener, EchoService::default(), (Settings::default(), connections()), life));
+    let server = serve(listener, EchoService::default().shared(), (Settings::default(), connections()), life);
     let mut client = tokio::net::TcpStream::connect(address).await.unwrap();
     let head = format!("POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", GOOD.len());
     let mut buffer = vec![0; 4096];

@@ -8,7 +8,7 @@ use axum::response::Response;
 use http::{HeaderValue, Request};
 use pharos::error::InferError;
 use pharos::request_trace::Traced;
-use pharos::service::{Service, TraceSettings, unchangeable_trace_setting};
+use pharos::service::{TraceSettings, unchangeable_trace_setting};
 use pharos::trace::settings::{Change, Update, count, levels, unsigned};
 use serde_json::value::RawValue;
 
@@ -20,27 +20,23 @@ use super::{Edge, answer};
 use pharos_listener::request_trace::HTTP;
 use pharos_listener::response_timing::AnswerTiming;
 
-pub(super) async fn get<S: Service>(State(edge): State<Edge<S>>) -> Answer {
+pub(super) async fn get(State(edge): State<Edge>) -> Answer {
     Ok(shown(edge.service.trace_settings("")?))
 }
 
-pub(super) async fn get_of<S: Service>(State(edge): State<Edge<S>>, path: ModelPath) -> Answer {
+pub(super) async fn get_of(State(edge): State<Edge>, path: ModelPath) -> Answer {
     Ok(shown(edge.service.trace_settings(&path.model)?))
 }
 
-pub(super) async fn post<S: Service>(State(edge): State<Edge<S>>, request: Request<Body>) -> Answer {
+pub(super) async fn post(State(edge): State<Edge>, request: Request<Body>) -> Answer {
     change(&edge, "", request.into_body()).await
 }
 
-pub(super) async fn post_of<S: Service>(
-    State(edge): State<Edge<S>>,
-    path: ModelPath,
-    request: Request<Body>,
-) -> Answer {
+pub(super) async fn post_of(State(edge): State<Edge>, path: ModelPath, request: Request<Body>) -> Answer {
     change(&edge, &path.model, request.into_body()).await
 }
 
-async fn change<S: Service>(edge: &Edge<S>, model: &str, body: Body) -> Answer {
+async fn change(edge: &Edge, model: &str, body: Body) -> Answer {
     // Report an unknown model before errors in the body, as Triton does.
     edge.service.trace_settings(model)?;
     let body = edge.read_short(body, "a trace settings update").await?;
@@ -113,8 +109,8 @@ fn shown(settings: TraceSettings) -> Response {
 }
 
 /// Starts the trace of a request after its head was received, if it is sampled.
-pub(super) fn begin<S: Service>(edge: &Edge<S>, model: &str, headers: &http::HeaderMap) -> Option<Traced> {
-    edge.service.trace(model, |name| header_text(headers, name).map(std::borrow::Cow::into_owned))
+pub(super) fn begin(edge: &Edge, model: &str, headers: &http::HeaderMap) -> Option<Traced> {
+    edge.service.trace(model, &|name| header_text(headers, name).map(std::borrow::Cow::into_owned))
 }
 
 /// Adds to a response what its request asked for: the times with this value, and the client's `traceparent`, or the server's

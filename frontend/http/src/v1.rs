@@ -15,7 +15,7 @@ use axum::routing::get;
 use http::{HeaderMap, Request, StatusCode};
 use pharos::error::{InferError, Reason};
 use pharos::infer::InferRequest;
-use pharos::service::{Route, Service};
+use pharos::service::Route;
 use serde_json::json;
 
 use super::answer::{Answer, Failure};
@@ -31,14 +31,14 @@ use pharos_listener::tenants;
 const PREDICT: &str = ":predict";
 
 /// Adds the routes of v1.
-pub(super) fn routes<S: Service>(router: Builder<Edge<S>>) -> Builder<Edge<S>> {
+pub(super) fn routes(router: Builder<Edge>) -> Builder<Edge> {
     let of_model = RouteOf::Path(route_of_model);
     router
         .route("/", Route::Live, get(alive))
         // The list of models needs the same access as the repository index.
-        .route("/v1/models", Route::RepositoryIndex, get(list::<S>))
-        .route("/v1/models/{model}", of_model, get(ready::<S>).post(predict::<S>))
-        .route("/v1/models/{model}/versions/{version}", of_model, get(ready::<S>).post(predict::<S>))
+        .route("/v1/models", Route::RepositoryIndex, get(list))
+        .route("/v1/models/{model}", of_model, get(ready).post(predict))
+        .route("/v1/models/{model}/versions/{version}", of_model, get(ready).post(predict))
 }
 
 /// Returns the route of a model's path. A last segment with a colon or an escape may end with `:predict` and needs the access of
@@ -54,14 +54,14 @@ async fn alive() -> Response {
 }
 
 /// `GET /v1/models`: the models with at least one ready version.
-async fn list<S: Service>(State(edge): State<Edge<S>>) -> Answer {
+async fn list(State(edge): State<Edge>) -> Answer {
     let entries = edge.service.repository_index(true).await?;
     let names: BTreeSet<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
     answer::json_of(&json!({ "models": names }))
 }
 
 /// Answers 200 if the model is ready, 503 if it is not, and 404 if it does not exist, like KServe's model server.
-async fn ready<S: Service>(State(edge): State<Edge<S>>, ModelPath { model, version }: ModelPath) -> Answer {
+async fn ready(State(edge): State<Edge>, ModelPath { model, version }: ModelPath) -> Answer {
     let failure = match edge.service.model_ready(&model, &version).await {
         Ok(true) => return answer::json_of(&json!({ "name": model, "ready": true })),
         // Treat a malformed version like one that is not ready.
@@ -76,8 +76,8 @@ async fn ready<S: Service>(State(edge): State<Edge<S>>, ModelPath { model, versi
     Ok(refusal(failure))
 }
 
-async fn predict<S: Service>(
-    State(edge): State<Edge<S>>,
+async fn predict(
+    State(edge): State<Edge>,
     ModelPath { model, version }: ModelPath,
     request: Request<Body>,
 ) -> Response {
@@ -91,7 +91,7 @@ async fn predict<S: Service>(
     }
 }
 
-async fn answer_predict<S: Service>(edge: &Edge<S>, model: (&str, &str), request: Request<Body>) -> Response {
+async fn answer_predict(edge: &Edge, model: (&str, &str), request: Request<Body>) -> Response {
     let (parts, body) = request.into_parts();
     let traced = trace::begin(edge, model.0, &parts.headers);
     let received = edge.service.now();
@@ -99,8 +99,8 @@ async fn answer_predict<S: Service>(edge: &Edge<S>, model: (&str, &str), request
     let result = async {
         let (mut request, form) = receive(edge, model, &parts.headers, body).await?;
         request.trace = timing.trace();
-        request.tenant = tenants::of(&edge.service, &parts.headers, &parts.extensions);
-        let response = execute(&edge.service, Box::new(request), traced.as_ref(), received).await?;
+        request.tenant = tenants::of(&*edge.service, &parts.headers, &parts.extensions);
+        let response = execute(&*edge.service, Box::new(request), traced.as_ref(), received).await?;
         times = timing.value(&response.timeline);
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         on_a_thread_if(size > LONG / 2, move || response::write(&response, form).map(answer::json)).await
@@ -110,8 +110,8 @@ async fn answer_predict<S: Service>(edge: &Edge<S>, model: (&str, &str), request
 }
 
 /// Reads a request for the model in its path.
-async fn receive<S: Service>(
-    edge: &Edge<S>,
+async fn receive(
+    edge: &Edge,
     (model, version): (&str, &str),
     headers: &HeaderMap,
     body: Body,

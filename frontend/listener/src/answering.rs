@@ -12,7 +12,7 @@ use axum::response::Response;
 use http::{HeaderMap, Request};
 use pharos::error::Reason;
 use pharos::load_report::LoadReport;
-use pharos::service::{Protocol, Route, Service};
+use pharos::service::{Protocol, Route, SharedService};
 use pharos::timeline::Instant;
 use pharos_os::clock;
 
@@ -37,10 +37,10 @@ impl<C: Count> Count for &C {
 }
 
 /// Counts the gRPC calls of a service.
-#[derive(Clone, Debug)]
-pub struct Calls<S>(pub S);
+#[derive(Clone)]
+pub struct Calls(pub SharedService);
 
-impl<S: Service> Count for Calls<S> {
+impl Count for Calls {
     const PROTOCOL: Protocol = Protocol::Grpc;
 
     fn count(&self, route: Route, code: u16, reason: Option<Reason>) {

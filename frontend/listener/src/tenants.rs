@@ -53,8 +53,8 @@ fn text(name: &DirectoryString) -> &str {
 }
 
 /// Returns the tenant of a request with these headers (or metadata) and extensions.
-pub fn of<S: Service>(service: &S, headers: &HeaderMap, extensions: &Extensions) -> TenantId {
-    service.tenant(|source| match source {
+pub fn of(service: &dyn Service, headers: &HeaderMap, extensions: &Extensions) -> TenantId {
+    service.tenant(&|source| match source {
         // A search costs less than the hash of a name that has not been parsed.
         TenantSource::Header(name) => {
             headers.iter().find(|(known, _)| known.as_str() == name).map(|(_, value)| value.as_bytes())

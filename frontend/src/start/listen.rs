@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use pharos::access::Restrictions;
 use pharos::metrics::labels::{Credentials, Listener};
+use pharos::service::SharedService;
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
@@ -73,8 +74,8 @@ impl Listeners<'_> {
             let tls = self.tls(Listener::Metrics, options.metrics_tls.options())?;
             let most = options.http_clients.metrics_max_connections;
             let connections = self.connections(Listener::Metrics, tls, most);
-            let (engine, phases) = (self.engine.clone(), self.phases.clone());
-            tasks.push(tokio::spawn(http::metrics::serve(listener, engine, connections, phases)));
+            let (service, phases) = (Arc::new(self.engine.clone()), self.phases.clone());
+            tasks.push(http::metrics::serve(listener, service, connections, phases));
         }
         if let Some(address) = &options.metrics.statsd {
             let socket = statsd::bind(address).await?;
@@ -95,8 +96,8 @@ impl Listeners<'_> {
     }
 
     /// Returns the server for the clients of a listener with these restrictions.
-    fn engine_with_uploads(&self, guards: &ServerAccess, rules: &Restrictions) -> Engine {
-        open_loading::with_uploads(self.engine, self.options, open_loading::is_protected(guards, rules))
+    fn service(&self, guards: &ServerAccess, rules: &Restrictions) -> SharedService {
+        Arc::new(open_loading::with_uploads(self.engine, self.options, open_loading::is_protected(guards, rules)))
     }
 
     fn http(&self, guards: &ServerAccess) -> Result<JoinHandle<()>, String> {
@@ -110,8 +111,8 @@ impl Listeners<'_> {
         let most = clients.max_connections.unwrap_or_else(descriptors::connections);
         let mut connections = self.connections(Listener::Http, tls, most);
         connections.shares_port = clients.reuse_port;
-        let engine = self.engine_with_uploads(guards, &guards.http);
-        Ok(tokio::spawn(http::serve(listener, engine, (settings, connections), self.phases.clone())))
+        let service = self.service(guards, &guards.http);
+        Ok(http::serve(listener, service, (settings, connections), self.phases.clone()))
     }
 
     /// Returns the settings shared by all HTTP listeners of the v2 protocol; they forward no headers.
@@ -133,9 +134,9 @@ impl Listeners<'_> {
         let listener = bind(what, flag, (address.ip(), address.port(), false))?;
         let most = self.options.http_clients.max_connections.unwrap_or_else(descriptors::connections);
         let connections = self.connections(Listener::Http, None, most);
-        let engine = self.engine_with_uploads(guards, &guards.http);
-        let endpoints = http::cloud::Endpoints::new(engine, self.http_settings(guards), platform);
-        Ok(tokio::spawn(endpoints.serve(listener, connections, self.phases.clone())))
+        let service = self.service(guards, &guards.http);
+        let endpoints = http::cloud::Endpoints::new(service, self.http_settings(guards), platform);
+        Ok(endpoints.serve(listener, connections, self.phases.clone()))
     }
 
     fn grpc(&self, guards: &ServerAccess) -> Result<JoinHandle<()>, String> {
@@ -163,13 +164,9 @@ impl Listeners<'_> {
         limits.ping_timeout = clients.keepalive_timeout;
         limits.age = clients.max_age.unwrap_or_default();
         limits.age_grace = clients.max_age_grace.unwrap_or_default();
-        let engine = self.engine_with_uploads(guards, &guards.grpc);
-        let phases = self.phases.clone();
-        Ok(tokio::spawn(async move {
-            if let Err(error) = grpc::serve(listener, engine, (settings, connections), phases).await {
-                tracing::error!("gRPC listener failed: {error}");
-            }
-        }))
+        let service = self.service(guards, &guards.grpc);
+        let served = grpc::serve(listener, service, (settings, connections), self.phases.clone());
+        served.map_err(|error| error.to_string())
     }
 
     fn connections(&self, listener: Listener, tls: Option<Arc<Tls>>, connections: usize) -> listener::Settings {

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use pharos::service::Management as _;
+use pharos::service::{Management as _, SharedService};
 use tokio::task::JoinHandle;
 
 use super::{addresses, open_loading};
@@ -33,10 +33,10 @@ pub(super) struct PortSettings {
 
 /// The endpoints of a plan and their models.
 pub(super) struct Endpoints {
-    registry: Arc<Registry<Engine>>,
+    registry: Arc<Registry>,
     settings: Arc<Settings>,
     /// The input of [`Endpoints::start`]; `None` once the ports are open.
-    start: Option<Start<Engine, grpc::Services<Engine>>>,
+    start: Option<Start>,
 }
 
 impl Endpoints {
@@ -50,12 +50,12 @@ impl Endpoints {
         addresses::check(&addresses::of_torchserve(&plan.options, &plan.settings))?;
         torchserve::check_addresses(&plan.settings)?;
         engine.cache().count_by_alias(torchserve::metric_naming(plan.settings.initial_worker_port));
-        let registry = Registry::new(engine.clone(), plan.settings.clone(), plan.repository.clone());
+        let registry = Registry::new(Arc::new(engine.clone()), plan.settings.clone(), plan.repository.clone());
         let protected = plan.settings.token.is_some() || open_loading::is_protected(&server, &server.http);
         let engine = &open_loading::with_uploads(engine, &plan.options, protected);
         let service = engine.with_naming(registry.clone());
         let start = Start {
-            kserve: kserve(&service, &plan.settings, (&budget, &timing))?,
+            kserve: kserve(service.clone(), &plan.settings, (&budget, &timing))?,
             service,
             uncounted: engine.with_naming(Arc::new(Uncounted)),
             metrics: engine.cache().clone(),
@@ -111,10 +111,10 @@ impl Endpoints {
 
 /// Returns the services of the v2 protocol for TorchServe's ports, with TorchServe's limits.
 fn kserve(
-    service: &Engine,
+    service: SharedService,
     settings: &Settings,
     (budget, timing): (&Budget, &ResponseTiming),
-) -> Result<Kserve<Engine, grpc::Services<Engine>>, String> {
+) -> Result<Kserve, String> {
     let http = http::Settings {
         max_input_size: settings.max_request_size,
         budget: budget.clone(),
@@ -129,16 +129,16 @@ fn kserve(
         limits: torchserve::message_limits(settings),
         ..grpc::Settings::default()
     };
-    let edge = service.clone();
+    let services = grpc::services(service.clone(), calls).map_err(|error| error.to_string())?;
     Ok(Kserve {
-        http: Box::new(move |gate| http::router(edge, http, gate)),
-        grpc: grpc::services(service.clone(), calls).map_err(|error| error.to_string())?,
+        http: Box::new(move |gate| http::router(service, http, gate)),
+        grpc: services,
         with_reflection: |services, names| grpc::with_reflection(services, names).map_err(|error| error.to_string()),
     })
 }
 
 /// Writes a snapshot of the registered models on a blocking thread.
-async fn write(settings: &Arc<Settings>, kind: Kind, registry: &Arc<Registry<Engine>>) {
+async fn write(settings: &Arc<Settings>, kind: Kind, registry: &Arc<Registry>) {
     let (settings, registry) = (settings.clone(), registry.clone());
     if let Err(error) = blocking::run(move || save(&settings, kind, &registry)).await {
         tracing::error!("cannot write a snapshot: {error}");
@@ -146,7 +146,7 @@ async fn write(settings: &Arc<Settings>, kind: Kind, registry: &Arc<Registry<Eng
 }
 
 /// Writes a snapshot of the registered models.
-fn save(settings: &Settings, kind: Kind, registry: &Registry<Engine>) {
+fn save(settings: &Settings, kind: Kind, registry: &Registry) {
     let models: Vec<ModelProperties> =
         registry.deployments().iter().map(|(deployment, default)| deployment.properties(*default)).collect();
     if let Err(error) = snapshot::write(settings, kind, &models) {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use pharos::access::Restrictions;
 use pharos::metrics::cache::Cache;
 use pharos::metrics::labels::Listener;
-use pharos::service::{Management, Protocol, Route};
+use pharos::service::{Protocol, Route, SharedManagement};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
@@ -29,19 +29,19 @@ use pharos_listener::{HttpVersions, Limits, PhaseReceiver, Tls};
 use pharos_os::event_loops::EventLoops;
 
 /// The parts that the endpoints are built from.
-pub struct Start<S: Management, D> {
+pub struct Start {
     /// The server for clients, which use TorchServe's model names.
-    pub service: S,
+    pub service: SharedManagement,
     /// The same server for internal requests of the endpoints: with the engine's model names, and without per-name counting.
-    pub uncounted: S,
+    pub uncounted: SharedManagement,
     /// The v2 protocol, which TorchServe's ports also serve.
-    pub kserve: Kserve<S, D>,
+    pub kserve: Kserve,
     /// The metrics cache that counts connections.
     pub metrics: Arc<Cache>,
     /// TorchServe's configuration.
     pub settings: Arc<Settings>,
     /// The registered models.
-    pub registry: Arc<Registry<S>>,
+    pub registry: Arc<Registry>,
     /// The server's lifetime, which ends the listeners.
     pub phases: PhaseReceiver,
     /// The access checks of the server's own ports.
@@ -95,7 +95,7 @@ pub fn named_addresses(settings: &Settings) -> impl Iterator<Item = (String, Str
 ///
 /// # Errors
 /// An address, a certificate or the key file is unusable.
-pub fn serve<S: Management, D: KserveGrpc>(start: Start<S, D>) -> Result<Vec<JoinHandle<()>>, String> {
+pub fn serve(start: Start) -> Result<Vec<JoinHandle<()>>, String> {
     let Start {
         service,
         uncounted,
@@ -173,7 +173,7 @@ fn name_of(apis: Apis) -> &'static str {
     }
 }
 
-fn rest<S: Management>(port: Port<S>, address: Address, phases: &PhaseReceiver) -> Result<JoinHandle<()>, String> {
+fn rest(port: Port, address: Address, phases: &PhaseReceiver) -> Result<JoinHandle<()>, String> {
     let what = name_of(port.apis);
     let label = if what == "metrics" { Listener::Metrics } else { Listener::Http };
     let connections = connections(&port.shared, label, address, Age::default())?;
@@ -184,9 +184,9 @@ fn rest<S: Management>(port: Port<S>, address: Address, phases: &PhaseReceiver) 
     Ok(tokio::spawn(listener::serve(socket, connections, port, refused, phases.clone())))
 }
 
-fn grpc_ports<S: Management, D: KserveGrpc>(
-    shared: &Arc<Shared<S>>,
-    (v2, with_reflection): (D, grpc::WithReflection),
+fn grpc_ports(
+    shared: &Arc<Shared>,
+    (v2, with_reflection): (KserveGrpc, grpc::WithReflection),
     phases: &PhaseReceiver,
 ) -> Result<[JoinHandle<()>; 2], String> {
     let settings = &shared.settings;
@@ -206,12 +206,7 @@ fn grpc_ports<S: Management, D: KserveGrpc>(
 }
 
 /// Returns the settings of a listener.
-fn connections<S: Management>(
-    shared: &Shared<S>,
-    listener: Listener,
-    address: Address,
-    age: Age,
-) -> Result<listener::Settings, String> {
+fn connections(shared: &Shared, listener: Listener, address: Address, age: Age) -> Result<listener::Settings, String> {
     let limits = Limits {
         age: age.age.unwrap_or(Duration::ZERO),
         age_grace: age.grace.unwrap_or(Duration::ZERO),

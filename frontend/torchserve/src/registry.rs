@@ -15,7 +15,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::model::MAX_INSTANCES;
-use pharos::service::{EXITING_TEXT, Management, Naming, Resolved};
+use pharos::service::{EXITING_TEXT, Naming, Resolved, SharedManagement};
 use pharos_os::blocking;
 use tokio::sync::{Mutex, watch};
 
@@ -33,8 +33,8 @@ struct Model {
 }
 
 /// The registered models.
-pub struct Registry<S: Management> {
-    service: S,
+pub struct Registry {
+    service: SharedManagement,
     settings: Arc<Settings>,
     /// The directory that deployments are written to.
     repository: PathBuf,
@@ -77,9 +77,9 @@ pub struct Scale {
     pub wait: bool,
 }
 
-impl<S: Management> Registry<S> {
+impl Registry {
     /// Creates an empty registry.
-    pub fn new(service: S, settings: Arc<Settings>, repository: PathBuf) -> Arc<Self> {
+    pub fn new(service: SharedManagement, settings: Arc<Settings>, repository: PathBuf) -> Arc<Self> {
         let changes = watch::Sender::new(0);
         let (models, turn, exiting) = (RwLock::default(), Mutex::new(()), watch::Sender::new(false));
         Arc::new(Self { service, settings, repository, models, turn, changes, exiting })
@@ -379,7 +379,7 @@ impl<S: Management> Registry<S> {
     }
 }
 
-impl<S: Management> Naming for Registry<S> {
+impl Naming for Registry {
     fn resolve(&self, name: &str, version: &str) -> Result<Option<Resolved>, InferError> {
         if !self.read().contains_key(name) {
             return Ok(None);

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::TenantId;
@@ -22,12 +23,14 @@ use pharos::model::{ModelMetadata, TensorMetadata};
 use pharos::region::{CUDA_HANDLE, Kind};
 use pharos::repository::{IndexEntry, State};
 use pharos::request_trace::Traced;
-use pharos::service::{Endpoint, LogSettings, LogUpdate, Protocol, Route, Service, TraceSettings};
+use pharos::service::{
+    Endpoint, LogSettings, LogUpdate, OpenStream, Protocol, Responses, Route, Service, SharedService, TraceSettings,
+};
 use pharos::shared_memory::{Registry, Status, cannot_open, not_a_handle, object_name, refusal};
 use pharos::timeline::Instant;
 use pharos::trace::settings::Update;
 
-pub use responses::EchoResponses;
+use responses::EchoResponses;
 use settings::Settings;
 
 /// A recorded answer: protocol, route, code and reason.
@@ -63,6 +66,11 @@ impl EchoService {
         locked(&self.0.records).clone()
     }
 
+    /// Returns the service as edges hold it.
+    pub fn shared(&self) -> SharedService {
+        Arc::new(self.clone())
+    }
+
     fn known(&self, model: &str) -> Result<(), InferError> {
         if matches!(model, "echo" | "slow" | "many") {
             return Ok(());
@@ -90,10 +98,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+#[async_trait]
 impl Service for EchoService {
-    type Responses = EchoResponses;
-    type OpenStream = ();
-
     fn live(&self) -> bool {
         true
     }
@@ -171,15 +177,18 @@ impl Service for EchoService {
     }
 
     /// The model `many` sends a response for each element of its first input, with the element as a byte; 255 means an error.
-    fn stream(&self, request: InferRequest) -> Result<EchoResponses, InferError> {
+    fn stream(&self, request: InferRequest) -> Result<Box<dyn Responses>, InferError> {
         if request.model_name != "many" {
             let service = self.clone();
-            return Ok(EchoResponses::one(async move { service.infer(Box::new(request), Endpoint::GrpcInfer).await }));
+            let answer = async move { service.infer(Box::new(request), Endpoint::GrpcInfer).await };
+            return Ok(Box::new(EchoResponses::one(answer)));
         }
-        EchoResponses::many(&request)
+        Ok(Box::new(EchoResponses::many(&request)?))
     }
 
-    fn stream_open(&self, _: Protocol) {}
+    fn stream_open(&self, _: Protocol) -> OpenStream {
+        Box::new(())
+    }
 
     fn record_answered(&self, protocol: Protocol, route: Route, code: u16, reason: Option<Reason>) {
         locked(&self.0.records).push((protocol, route, code, reason));
@@ -234,7 +243,7 @@ impl Service for EchoService {
         models.keys().next().map_or(Ok(()), |name| Err(name.clone()))
     }
 
-    fn unregister_directories<'a>(&self, _: impl IntoIterator<Item = &'a String>) {}
+    fn unregister_directories(&self, _: &[String]) {}
 
     /// Checks the names and opens nothing.
     fn register_system_memory(&self, region: &str, key: &str, _: u64, _: u64) -> Result<(), InferError> {
@@ -263,11 +272,11 @@ impl Service for EchoService {
     }
 
     /// Never samples a request, but settings can be changed.
-    fn trace(&self, _: &str, _: impl Fn(&str) -> Option<String>) -> Option<Traced> {
+    fn trace(&self, _: &str, _: &dyn Fn(&str) -> Option<String>) -> Option<Traced> {
         None
     }
 
-    fn tenant<'r>(&self, _: impl FnOnce(&TenantSource) -> Option<&'r [u8]>) -> TenantId {
+    fn tenant<'r>(&self, _: &dyn Fn(&TenantSource) -> Option<&'r [u8]>) -> TenantId {
         TenantId::default()
     }
 

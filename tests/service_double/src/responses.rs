@@ -14,7 +14,7 @@ use pharos::tensor::{DataType, Tensor};
 type Single = Pin<Box<dyn Future<Output = Result<InferResponse, InferError>> + Send>>;
 
 /// The responses to one request.
-pub enum EchoResponses {
+pub(crate) enum EchoResponses {
     /// The response of an ordinary model; the request starts when this is polled.
     One(Single),
     /// The remaining responses, and whether the model is decoupled.

@@ -1,6 +1,6 @@
 //! The responses to one request: one of an ordinary model, any number of a decoupled model.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -15,7 +15,7 @@ use crate::serving;
 type Single = Pin<Box<dyn Future<Output = Result<InferResponse, InferError>> + Send>>;
 
 /// The responses to a request, in order. Dropping it before the last one cancels the request.
-pub struct Responses {
+pub(super) struct Responses {
     kind: Kind,
     /// Present if responses are translated for the client.
     exchange: Option<Box<Exchange>>,
@@ -51,7 +51,7 @@ impl Responses {
     /// The first error among the responses.
     pub(super) async fn only(mut self) -> Result<Option<InferResponse>, InferError> {
         let mut found = None;
-        while let Some(Streamed { answer, empty, .. }) = self.next().await {
+        while let Some(Streamed { answer, empty, .. }) = poll_fn(|cx| self.poll_next(cx)).await {
             let answer = answer?;
             if !empty && found.replace(answer).is_some() {
                 return Ok(None);

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::TenantId;
@@ -19,21 +20,19 @@ use pharos::model::{ModelMetadata, envelope};
 use pharos::region::Kind;
 use pharos::repository::{IndexEntry, Override, parse_version};
 use pharos::request_trace::Traced;
-use pharos::service::{Endpoint, LogSettings, LogUpdate, Protocol, Route, Service, TraceSettings};
+use pharos::service::{self, Endpoint, LogSettings, LogUpdate, OpenStream, Protocol, Route, Service, TraceSettings};
 use pharos::shared_memory::Status;
 use pharos::timeline::Instant;
 use pharos::trace::settings::Update;
 
 use super::exchange::Exchange;
-use super::{EXITING, Engine, OpenStream, Responses, SERVING, check_text, uploads};
+use super::{EXITING, Engine, OpenStreamCount, Responses, SERVING, check_text, uploads};
 use crate::serving::Refusal;
 use pharos_os::{blocking, clock};
 use pharos_telemetry::log;
 
+#[async_trait]
 impl Service for Engine {
-    type Responses = Responses;
-    type OpenStream = OpenStream;
-
     fn live(&self) -> bool {
         !self.exiting()
     }
@@ -138,7 +137,7 @@ impl Service for Engine {
         if exchange.is_plain() { answer } else { exchange.end(answer) }
     }
 
-    fn stream(&self, mut request: InferRequest) -> Result<Responses, InferError> {
+    fn stream(&self, mut request: InferRequest) -> Result<Box<dyn service::Responses>, InferError> {
         let mut exchange = Exchange::begin(self, &mut request)?;
         let serving = self.resolve_accepting_model(&request).map_err(Refusal::count)?;
         exchange.found(self, &serving, &mut request)?;
@@ -150,12 +149,12 @@ impl Service for Engine {
             true => Responses::many(models.stream(&serving, request, admitted)),
             false => Responses::one(async move { models.execute(&serving, Box::new(request), admitted).await }),
         };
-        Ok(if exchange.is_plain() { responses } else { responses.seen_as(exchange) })
+        Ok(Box::new(if exchange.is_plain() { responses } else { responses.seen_as(exchange) }))
     }
 
     fn stream_open(&self, protocol: Protocol) -> OpenStream {
         record::stream_open(&self.inner.cache, protocol, 1);
-        OpenStream { engine: self.clone(), protocol }
+        Box::new(OpenStreamCount { engine: self.clone(), protocol })
     }
 
     fn record_answered(&self, protocol: Protocol, route: Route, code: u16, reason: Option<Reason>) {
@@ -229,7 +228,7 @@ impl Service for Engine {
         self.inner.settings.loader.stores.registered.as_ref().map_or(Ok(()), |registered| registered.add(models))
     }
 
-    fn unregister_directories<'a>(&self, models: impl IntoIterator<Item = &'a String>) {
+    fn unregister_directories(&self, models: &[String]) {
         if let Some(registered) = &self.inner.settings.loader.stores.registered {
             registered.remove(models);
         }
@@ -257,11 +256,11 @@ impl Service for Engine {
         self.inner.shared_memory.status(kind, region)
     }
 
-    fn trace(&self, model: &str, header: impl Fn(&str) -> Option<String>) -> Option<Traced> {
+    fn trace(&self, model: &str, header: &dyn Fn(&str) -> Option<String>) -> Option<Traced> {
         self.inner.traces.sample(model, header)
     }
 
-    fn tenant<'r>(&self, given: impl FnOnce(&TenantSource) -> Option<&'r [u8]>) -> TenantId {
+    fn tenant<'r>(&self, given: &dyn Fn(&TenantSource) -> Option<&'r [u8]>) -> TenantId {
         let Some(source) = self.inner.cache.tenant_source() else { return TenantId::default() };
         let given = given(source).unwrap_or_default();
         match source {

@@ -7,7 +7,7 @@ use pharos::error::Reason;
 use pharos::id::CorrelationId;
 use pharos::metrics::cache::Cache;
 use pharos::metrics::record;
-use pharos::service::{GpuUsage, Management, Naming, WorkerHealth, WorkerStatus};
+use pharos::service::{GpuUsage, Management, Naming, SharedManagement, WorkerHealth, WorkerStatus};
 use pharos::timeline::Instant;
 
 use super::Engine;
@@ -16,8 +16,8 @@ use pharos_os::clock;
 use pharos_telemetry::system::process_of;
 
 impl Management for Engine {
-    fn with_naming(&self, naming: Arc<dyn Naming>) -> Self {
-        Self { naming: Some(naming), ..self.clone() }
+    fn with_naming(&self, naming: Arc<dyn Naming>) -> SharedManagement {
+        Arc::new(Self { naming: Some(naming), ..self.clone() })
     }
 
     fn workers(&self, model: &str) -> Vec<WorkerStatus> {
@@ -71,8 +71,8 @@ impl Management for Engine {
         }
     }
 
-    fn render_metrics<T>(&self, view: impl FnOnce(&Arc<Cache>) -> T) -> T {
+    fn current_metrics(&self) -> Arc<Cache> {
         self.observe();
-        view(&self.inner.cache)
+        self.inner.cache.clone()
     }
 }

@@ -111,7 +111,7 @@ impl Models {
     }
 
     /// Lists the models that are ready.
-    pub(super) async fn list<S: Service>(&self, edge: &Edge<S>) -> Answer {
+    pub(super) async fn list(&self, edge: &Edge) -> Answer {
         let all = self.lock().loaded.clone();
         let mut models = Vec::new();
         for (id, model) in &all {
@@ -132,12 +132,12 @@ impl Models {
     }
 
     /// Loads the model that the body names. Continues if the client disconnects.
-    pub(super) async fn load<S: Service>(&self, edge: &Edge<S>, request: Request<Body>) -> Response {
+    pub(super) async fn load(&self, edge: &Edge, request: Request<Body>) -> Response {
         let asked = read_load(edge, request).await;
         let result = match asked {
             Ok((id, name, url)) => {
                 let (models, service) = (self.clone(), edge.service.clone());
-                let loading = tokio::spawn(async move { models.load_from(&service, id, (name, &url)).await });
+                let loading = tokio::spawn(async move { models.load_from(&*service, id, (name, &url)).await });
                 loading
                     .await
                     .unwrap_or_else(|error| Err(InferError::internal(format!("the load failed: {error}")).into()))
@@ -155,7 +155,7 @@ impl Models {
         answer::refused(answer::error_text(status, &text), reason)
     }
 
-    async fn load_from<S: Service>(&self, service: &S, id: String, (name, url): (String, &str)) -> Result<(), Failure> {
+    async fn load_from(&self, service: &dyn Service, id: String, (name, url): (String, &str)) -> Result<(), Failure> {
         if !service.registers_directories() {
             // Fails with the reason: loading models by request is disabled.
             return Ok(service.load_model(&name, Vec::new()).await?);
@@ -166,17 +166,18 @@ impl Models {
         let found = found.map_err(|error| InferError::internal(format!("'{url}' cannot be read: {error}")))?;
         let (url, models) = found.map_err(InferError::invalid)?;
         let claim = self.claim(id)?;
+        let names: Vec<String> = models.keys().cloned().collect();
         let taken = |name| Failure::Taken(format!("a model '{name}' has already been registered"));
         service.register_directories(&models).map_err(taken)?;
         if let Err(error) = service.load_model(&name, Vec::new()).await {
             // Members of an ensemble may be loaded, and no identifier refers to them.
-            for member in models.keys().filter(|member| **member != name) {
+            for member in names.iter().filter(|member| **member != name) {
                 let _ = service.unload_model(member, false).await;
             }
-            service.unregister_directories(models.keys());
+            service.unregister_directories(&names);
             return Err(error.into());
         }
-        let model = Model { name, url, names: models.into_keys().collect() };
+        let model = Model { name, url, names };
         self.lock().loaded.insert(claim.id.clone(), model);
         Ok(())
     }
@@ -205,7 +206,7 @@ impl Models {
     }
 
     /// Unloads a model and the dependents that no other model needs. Continues if the client disconnects.
-    pub(super) async fn unload<S: Service>(&self, edge: &Edge<S>, id: &str) -> Answer {
+    pub(super) async fn unload(&self, edge: &Edge, id: &str) -> Answer {
         let Some((model, claim)) = self.remove(id) else { return Ok(not_loaded(id)) };
         let service = edge.service.clone();
         let unloading = tokio::spawn(async move {
@@ -233,7 +234,7 @@ pub(super) fn not_loaded(id: &str) -> Response {
 }
 
 /// Returns the identifier, the name and the directory of the model in a load request.
-async fn read_load<S: Service>(edge: &Edge<S>, request: Request<Body>) -> Result<(String, String, String), InferError> {
+async fn read_load(edge: &Edge, request: Request<Body>) -> Result<(String, String, String), InferError> {
     let (parts, body) = request.into_parts();
     let body = edge.read_short(body, "a request to load a model").await?;
     let load: Load<'_> = from_body(&body).map_err(parse_error)?;

@@ -4,7 +4,7 @@ use axum::body::Body;
 use axum::response::{IntoResponse as _, Response};
 use http::{Method, Request};
 use percent_encoding::percent_decode_str;
-use pharos::service::{Route, Service};
+use pharos::service::Route;
 
 use super::models::{Models, not_loaded, status_without_memory};
 use super::{BinaryForm, Dispatch, forward_as_v2, model_path, unknown};
@@ -47,7 +47,7 @@ impl SageMaker {
         Ok(Self { health, invocations, models: Models::default() })
     }
 
-    pub(super) async fn answer<S: Service>(&self, dispatch: Dispatch<S>, request: Request<Body>) -> Response {
+    pub(super) async fn answer(&self, dispatch: Dispatch, request: Request<Body>) -> Response {
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         match path.as_str() {
             "/ping" => forward_as_v2(dispatch, request, (method, self.health), &FORM).await,
@@ -60,7 +60,7 @@ impl SageMaker {
     }
 
     /// Answers `/models` and the paths below it. Each request needs the access of its v2 counterpart.
-    async fn manage<S: Service>(&self, dispatch: Dispatch<S>, request: Request<Body>, rest: &str) -> Response {
+    async fn manage(&self, dispatch: Dispatch, request: Request<Body>, rest: &str) -> Response {
         let (method, segments) = (request.method().clone(), rest.split('/').collect::<Vec<_>>());
         let (route, id) = match (&method, segments.as_slice()) {
             (&Method::GET, [""] | ["", ""]) => (Route::RepositoryIndex, ""),

@@ -59,7 +59,7 @@ impl VertexAi {
     ///
     /// # Errors
     /// Fails with Triton's texts and a remedy if the named model is not ready or, without a name, not exactly one is ready.
-    pub async fn resolve_default_model<S: Service>(&self, service: &S) -> Result<(), String> {
+    pub async fn resolve_default_model(&self, service: &dyn Service) -> Result<(), String> {
         let entries = service.repository_index(true).await.map_err(|error| error.message)?;
         let names: BTreeSet<String> = entries.into_iter().map(|entry| entry.name).collect();
         let model = match &self.wanted {
@@ -75,9 +75,9 @@ impl VertexAi {
         Ok(())
     }
 
-    pub(super) async fn answer<S: Service>(
+    pub(super) async fn answer(
         &self,
-        dispatch: Dispatch<S>,
+        dispatch: Dispatch,
         metrics: &Routes<OpenOnly>,
         request: Request<Body>,
     ) -> Response {
@@ -112,8 +112,8 @@ fn not_loaded() -> InferError {
 }
 
 /// Answers a request that is redirected to a v2 path; `redirect` is the path without its leading slash.
-async fn redirected<S: Service>(
-    dispatch: Dispatch<S>,
+async fn redirected(
+    dispatch: Dispatch,
     metrics: &Routes<OpenOnly>,
     request: Request<Body>,
     redirect: &str,

@@ -11,7 +11,7 @@ use http_body::Frame;
 use pharos::error::{InferError, Reason};
 use pharos::infer::InferResponse;
 use pharos::request_trace::Traced;
-use pharos::service::{Responses, Service, Streamed};
+use pharos::service::{OpenStream, Responses, Streamed};
 
 use super::{TracedResponses, convert};
 use crate::Edge;
@@ -21,12 +21,12 @@ use pharos_listener::request_trace;
 use pharos_listener::response_timing::{AnswerTiming, SERVER_TIMING};
 
 /// The events of one request. Dropping it before the last event, because the client disconnected, cancels the request.
-pub(super) struct Events<S: Service> {
-    responses: S::Responses,
+pub(super) struct Events {
+    responses: Box<dyn Responses>,
     /// The first response, received before the body began.
     first: Option<Streamed>,
     /// Counts the request when its last response arrives.
-    account: Option<(Account<Edge<S>>, StatusCode)>,
+    account: Option<(Account<Edge>, StatusCode)>,
     /// The reason for which the request or one of its responses failed.
     reason: Option<Reason>,
     traced: Option<Traced>,
@@ -37,7 +37,7 @@ pub(super) struct Events<S: Service> {
     ended: bool,
     /// The event of a large response, which is written on another thread.
     writing: Option<Writing>,
-    _open: S::OpenStream,
+    _open: OpenStream,
 }
 
 /// The JSON of a response, and how to send it.
@@ -56,12 +56,12 @@ struct Sent {
     empty: bool,
 }
 
-impl<S: Service> Events<S> {
+impl Events {
     pub(super) fn new(
-        begun: TracedResponses<S::Responses>,
+        begun: TracedResponses,
         first: Option<Streamed>,
-        account: (Account<Edge<S>>, StatusCode),
-        open: S::OpenStream,
+        account: (Account<Edge>, StatusCode),
+        open: OpenStream,
     ) -> Self {
         let TracedResponses { responses, traced, trailer: timing } = begun;
         let (account, ended) = (Some(account), false);
@@ -112,7 +112,7 @@ fn error_json(error: &InferError) -> Vec<u8> {
     format!("{{\"error\":{text}}}").into_bytes()
 }
 
-impl<S: Service> http_body::Body for Events<S> {
+impl http_body::Body for Events {
     type Data = Bytes;
     type Error = Infallible;
 

@@ -2,7 +2,6 @@
 
 use http::Response;
 use pharos::error::Reason;
-use pharos::service::Management;
 use tonic::body::Body;
 use tonic::{Code, Status};
 
@@ -12,16 +11,16 @@ use pharos_listener::answering::{Account, Calls};
 use pharos_listener::observed_body::{BodyEnd, ObservedBody, grpc_status_in_head};
 
 /// The count and the log line of a call. If dropped before the call ends, it counts and logs the call as cancelled.
-pub(super) struct CallEnd<S: Management> {
+pub(super) struct CallEnd {
     /// `None` for a call of the v2 protocol, whose edge counts it.
-    pub(super) count: Option<Account<Calls<S>>>,
+    pub(super) count: Option<Account<Calls>>,
     /// The reason for which the call was refused.
     pub(super) refused: Option<Reason>,
     /// `None` if requests are not logged.
     pub(super) logged: Option<AccessLog>,
 }
 
-impl<S: Management> CallEnd<S> {
+impl CallEnd {
     /// Ends the call with this response: now if its status is in the headers, else when the trailers come.
     pub(super) fn with(self, mut response: Response<Body>) -> Response<Body> {
         if let Some(code) = grpc_status_in_head(&response) {

@@ -6,7 +6,7 @@ use futures_util::stream;
 use pharos::error::InferError;
 use pharos::id::{CorrelationId, TenantId, TraceId};
 use pharos::infer::InferRequest;
-use pharos::service::{Management, Responses, Streamed};
+use pharos::service::{Responses, Streamed};
 use pharos::timeline::{Instant, Timeline};
 use tonic::codegen::tokio_stream::Stream;
 use tonic::{Code, Status};
@@ -21,13 +21,13 @@ use crate::{Refused, failure as prediction};
 use pharos_os::clock;
 
 /// A prediction in progress.
-pub(super) struct Call<S: Management> {
-    shared: Arc<Shared<S>>,
+pub(super) struct Call {
+    shared: Arc<Shared>,
     model: String,
     asked_version: String,
     version: Arc<Version>,
     sequence_id: Option<String>,
-    stage: Stage<S>,
+    stage: Stage,
     /// Whether the first response has been received.
     begun: bool,
     received: Instant,
@@ -37,18 +37,18 @@ pub(super) struct Call<S: Management> {
 }
 
 /// The stage of a prediction.
-enum Stage<S: Management> {
+enum Stage {
     /// The request waits while the first worker loads the model.
     Waits(Box<InferRequest>),
     /// The engine executes the request.
-    Runs(S::Responses),
+    Runs(Box<dyn Responses>),
     /// The response is complete.
     Ended,
 }
 
-impl<S: Management> Stage<S> {
+impl Stage {
     /// Passes a request to the engine.
-    fn runs(shared: &Shared<S>, request: InferRequest, called: (&str, &str)) -> Result<Self, Status> {
+    fn runs(shared: &Shared, request: InferRequest, called: (&str, &str)) -> Result<Self, Status> {
         let refused = |error| status(&prediction::refused(&error, called, || prediction::End::Died));
         shared.stream(request, called).map(Self::Runs).map_err(refused)
     }
@@ -63,13 +63,13 @@ pub(super) struct Caller {
     pub(super) deadline: Option<Instant>,
 }
 
-impl<S: Management> Call<S> {
+impl Call {
     /// Starts a request. The engine gets it now or, while the first worker loads the model, when the response is first polled.
     ///
     /// # Errors
     /// The model is unknown or has no worker, or the request is malformed.
     pub(super) fn begin(
-        shared: &Arc<Shared<S>>,
+        shared: &Arc<Shared>,
         asked: PredictionsRequest,
         (starts, caller): (bool, Caller),
     ) -> Result<Self, Status> {
@@ -168,8 +168,8 @@ impl<S: Management> Call<S> {
         let Stage::Runs(responses) = &mut self.stage else { return None };
         let begun = std::mem::replace(&mut self.begun, true);
         let streamed = match begun {
-            true => responses.next().await,
-            false => match first_of(responses, &self.version, self.received).await {
+            true => responses.next_response().await,
+            false => match first_of(&mut **responses, &self.version, self.received).await {
                 Ok(streamed) => streamed,
                 Err(error) => return Some((Err(self.failed(&error).await), true)),
             },

@@ -4,7 +4,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use futures_util::{StreamExt as _, TryStreamExt as _};
-use pharos::service::Management;
 use tonic::codegen::tokio_stream::Stream;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -19,20 +18,20 @@ use pharos_listener::response_timing::AnswerTiming;
 use pharos_listener::tenants;
 
 /// The implementation of `InferenceAPIsService`.
-pub(super) struct Inference<S: Management>(pub(super) Arc<Shared<S>>);
+pub(super) struct Inference(pub(super) Arc<Shared>);
 
 type Parts = Pin<Box<dyn Stream<Item = Result<PredictionResponse, Status>> + Send>>;
 
-impl<S: Management> Inference<S> {
+impl Inference {
     fn caller<T>(&self, request: &Request<T>, timing: &AnswerTiming) -> Caller {
-        let tenant = tenants::of(&self.0.service, request.metadata().as_ref(), request.extensions());
+        let tenant = tenants::of(&*self.0.service, request.metadata().as_ref(), request.extensions());
         let deadline = request.extensions().get().and_then(|CallerDeadline(deadline)| *deadline);
         Caller { tenant, trace: timing.trace(), deadline }
     }
 }
 
 #[tonic::async_trait]
-impl<S: Management> InferenceApIsService for Inference<S> {
+impl InferenceApIsService for Inference {
     async fn ping(self: Arc<Self>, _: Request<()>) -> Result<Response<TorchServeHealthResponse>, Status> {
         let text = if self.0.registry.is_healthy() { "Healthy" } else { "Unhealthy" };
         Ok(Response::new(TorchServeHealthResponse { health: format!("{{\n  \"status\": \"{text}\"\n}}") }))

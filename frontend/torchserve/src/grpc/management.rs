@@ -1,6 +1,5 @@
 //! `ManagementAPIsService`: the registry's operations, with the same responses as REST.
 
-use pharos::service::Management;
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -18,11 +17,11 @@ use crate::registry::{ManagementOutcome, Scale};
 use crate::rest::{Registration, Shared, descriptions};
 
 /// The implementation of `ManagementAPIsService`.
-pub(super) struct ManagementService<S: Management>(pub(super) Arc<Shared<S>>);
+pub(super) struct ManagementService(pub(super) Arc<Shared>);
 
 type Answer = Result<Response<ManagementResponse>, Status>;
 
-impl<S: Management> ManagementService<S> {
+impl ManagementService {
     /// Fails unless `enable_model_api` is set.
     fn allowed(&self) -> Result<(), Status> {
         match self.0.settings.model_api {
@@ -54,7 +53,7 @@ fn text(text: String) -> Option<String> {
 }
 
 #[tonic::async_trait]
-impl<S: Management> ManagementApIsService for ManagementService<S> {
+impl ManagementApIsService for ManagementService {
     async fn describe_model(self: Arc<Self>, request: Request<DescribeModelRequest>) -> Answer {
         let headers = handler_call::headers(request.metadata().as_ref());
         let DescribeModelRequest { model_name, model_version, customized } = request.into_inner();

@@ -18,11 +18,12 @@ use std::time::Duration;
 
 use http::{HeaderMap, Request, Response};
 use pharos::error::Reason;
-use pharos::service::{Management, Protocol, Route};
+use pharos::service::{Protocol, Route};
 use pharos::timeline::Instant;
 use tonic::body::Body;
 use tonic::service::Routes;
 use tonic::{Code, Status};
+use tower::util::BoxCloneService;
 
 use self::accounting::CallEnd;
 use self::inference::Inference;
@@ -64,9 +65,9 @@ pub struct RpcStatus {
     pub message: String,
 }
 
-type InferenceServer<S> = proto::inference::inference_ap_is_service_server::InferenceApIsServiceServer<Inference<S>>;
-type ManagementServer<S> =
-    proto::management::management_ap_is_service_server::ManagementApIsServiceServer<ManagementService<S>>;
+type InferenceServer = proto::inference::inference_ap_is_service_server::InferenceApIsServiceServer<Inference>;
+type ManagementServer =
+    proto::management::management_ap_is_service_server::ManagementApIsServiceServer<ManagementService>;
 /// The future of a response.
 type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
@@ -74,62 +75,34 @@ type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>>
 pub(super) type WithReflection = fn(Routes, &[&str]) -> Result<Routes, String>;
 
 /// The implementation of the v2 protocol, which TorchServe's ports also serve.
-pub struct Kserve<S: Management, D> {
+pub struct Kserve {
     /// Creates the HTTP routes, with the access check of TorchServe's ports.
-    pub http: Box<dyn FnOnce(V2Gate<S>) -> routing::Routes<V2Gate<S>> + Send>,
+    pub http: Box<dyn FnOnce(V2Gate) -> routing::Routes<V2Gate> + Send>,
     /// The gRPC services under their standard package name, with health and reflection.
-    pub grpc: D,
+    pub grpc: KserveGrpc,
     /// Adds a reflection service, which lists the services of these names.
     pub with_reflection: WithReflection,
 }
 
 /// The gRPC services of the v2 protocol.
-pub trait KserveGrpc:
-    tower::Service<Request<RequestBody>, Response = Response<Body>, Error = Infallible, Future = Answering>
-    + Clone
-    + Send
-    + 'static
-{
-}
-
-impl<D> KserveGrpc for D where
-    D: tower::Service<Request<RequestBody>, Response = Response<Body>, Error = Infallible, Future = Answering>
-        + Clone
-        + Send
-        + 'static
-{
-}
+pub type KserveGrpc = BoxCloneService<Request<RequestBody>, Response<Body>, Infallible>;
 
 /// The services of a port.
-enum Services<S: Management, D> {
-    Inference(Box<(InferenceServer<S>, D)>),
+#[derive(Clone)]
+enum Services {
+    Inference(Box<(InferenceServer, KserveGrpc)>),
     Management(Routes),
 }
 
-// Not derived: a derived impl would require `S: Clone`, although the fields are `Clone` in any case.
-impl<S: Management, D: Clone> Clone for Services<S, D> {
-    fn clone(&self) -> Self {
-        match self {
-            Self::Inference(both) => Self::Inference(both.clone()),
-            Self::Management(routes) => Self::Management(routes.clone()),
-        }
-    }
-}
-
 /// The service of one port.
-pub(super) struct Port<S: Management, D> {
-    shared: Arc<Shared<S>>,
-    services: Services<S, D>,
-}
-
-impl<S: Management, D: Clone> Clone for Port<S, D> {
-    fn clone(&self) -> Self {
-        Self { shared: self.shared.clone(), services: self.services.clone() }
-    }
+#[derive(Clone)]
+pub(super) struct Port {
+    shared: Arc<Shared>,
+    services: Services,
 }
 
 /// Returns the port with predictions, the v2 protocol, health and reflection.
-pub(super) fn inference<S: Management, D: KserveGrpc>(shared: &Arc<Shared<S>>, kserve: D) -> Port<S, D> {
+pub(super) fn inference(shared: &Arc<Shared>, kserve: KserveGrpc) -> Port {
     let most = limits(&shared.settings).received;
     let own = InferenceServer::from_arc(Arc::new(Inference(shared.clone())))
         .max_decoding_message_size(most)
@@ -141,10 +114,7 @@ pub(super) fn inference<S: Management, D: KserveGrpc>(shared: &Arc<Shared<S>>, k
 ///
 /// # Errors
 /// The reflection service cannot be created.
-pub(super) fn management<S: Management, D: KserveGrpc>(
-    shared: &Arc<Shared<S>>,
-    with_reflection: WithReflection,
-) -> Result<Port<S, D>, String> {
+pub(super) fn management(shared: &Arc<Shared>, with_reflection: WithReflection) -> Result<Port, String> {
     let own = Routes::new(ManagementServer::from_arc(Arc::new(ManagementService(shared.clone()))));
     let own = with_reflection(own, &[service_of(routes::MANAGEMENT)])?;
     Ok(Port { shared: shared.clone(), services: Services::Management(own.prepare()) })
@@ -165,7 +135,7 @@ fn service_of(path: &'static str) -> &'static str {
     path.trim_matches('/')
 }
 
-impl<S: Management, D: KserveGrpc> tower::Service<Request<RequestBody>> for Port<S, D> {
+impl tower::Service<Request<RequestBody>> for Port {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = Answering;
@@ -229,7 +199,7 @@ fn message_timeout(path: &str, idle: Duration) -> MessageTimeout {
     MessageTimeout { idle, is_stream: routes::has_many_messages(path) }
 }
 
-impl<S: Management, D> Port<S, D> {
+impl Port {
     /// Returns the refusal of a call that is denied or whose route is unknown.
     fn denied<B>(&self, route: Route, request: &Request<B>) -> Option<(Status, Reason)> {
         let class = class(route);

@@ -1,7 +1,6 @@
 //! `StreamPredictions2`: requests of any number of sequences in one stream. Different sequences are executed concurrently;
 //! requests of one sequence are executed in order, unless the model allows them to overlap. Errors are sent as responses.
 
-use pharos::service::Management;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -22,8 +21,8 @@ const MAX_AHEAD: usize = 64;
 const MAX_BEGUN: usize = 1024;
 
 /// Returns the responses to a stream of requests.
-pub(super) fn answers<S: Management>(
-    shared: Arc<Shared<S>>,
+pub(super) fn answers(
+    shared: Arc<Shared>,
     requests: Streaming<PredictionsRequest>,
     caller: Caller,
 ) -> impl Stream<Item = Result<PredictionResponse, Status>> + Send {
@@ -50,8 +49,8 @@ enum Part {
     Ended(String),
 }
 
-struct Sequences<S: Management> {
-    shared: Arc<Shared<S>>,
+struct Sequences {
+    shared: Arc<Shared>,
     caller: Caller,
     /// The client's requests; `None` at the end of the stream.
     requests: Option<Streaming<PredictionsRequest>>,
@@ -67,7 +66,7 @@ struct Sequences<S: Management> {
     begun: VecDeque<String>,
 }
 
-impl<S: Management> Sequences<S> {
+impl Sequences {
     async fn next(&mut self) -> Option<Result<PredictionResponse, Status>> {
         loop {
             if let Some(answer) = self.answers.pop_front() {
@@ -171,7 +170,7 @@ async fn message(
     Some(requests.as_mut()?.message().await)
 }
 
-fn parts<S: Management>(call: Call<S>, id: String) -> impl Stream<Item = Part> + Send {
+fn parts(call: Call, id: String) -> impl Stream<Item = Part> + Send {
     let sequence_id = call.sequence_id();
     let answer = move |part: Result<PredictionResponse, Status>| {
         Part::Answer(part.unwrap_or_else(|status| shown(&status, sequence_id.clone())))

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use pharos::metrics::labels::InstanceState;
-use pharos::service::{GpuUsage, Management, WorkerStatus};
+use pharos::service::{GpuUsage, WorkerStatus};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -85,7 +85,7 @@ struct JobQueueStatus {
     pending_requests: u64,
 }
 
-impl<S: Management> Registry<S> {
+impl Registry {
     /// Lists models by name: at most `limit`, starting at `page`.
     pub fn list(&self, limit: i64, page: i64) -> Listing {
         let limit = usize::try_from(limit).ok().filter(|limit| *limit <= 100).unwrap_or(100);

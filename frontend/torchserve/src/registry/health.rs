@@ -4,13 +4,13 @@
 use std::time::Duration;
 
 use pharos::metrics::labels::InstanceState;
-use pharos::service::{Management, WorkerHealth};
+use pharos::service::WorkerHealth;
 use pharos::timeline::Instant;
 
 use super::{Registry, Version};
 use pharos_os::clock;
 
-impl<S: Management> Registry<S> {
+impl Registry {
     /// Whether the default version of each model has its configured number of workers. This is TorchServe's rule.
     pub fn is_healthy(&self) -> bool {
         let defaults: Vec<_> = {

@@ -1,7 +1,6 @@
 //! Registers models at server start: all models of a snapshot, else those of `load_models`. Without a snapshot, an invalid
 //! archive does not prevent the others from being registered.
 
-use pharos::service::Management;
 use std::sync::Arc;
 
 use super::{RegistrationParameters, Registry};
@@ -10,7 +9,7 @@ use crate::{LoadModels, ModelProperties, snapshot};
 /// The file extensions of archives.
 const ENDINGS: [&str; 3] = [".mar", ".model", ".tar.gz"];
 
-impl<S: Management> Registry<S> {
+impl Registry {
     /// Registers the configured models. Their workers start in the background.
     ///
     /// # Errors

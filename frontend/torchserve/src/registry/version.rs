@@ -1,6 +1,5 @@
 //! One version of a model: its deployment and the lifecycle of its workers.
 
-use pharos::service::Management;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -125,7 +124,7 @@ impl Version {
     ///
     /// # Errors
     /// The model cannot be loaded.
-    pub(super) async fn start<S: Management>(&self, registry: &Registry<S>) -> Result<(), String> {
+    pub(super) async fn start(&self, registry: &Registry) -> Result<(), String> {
         let generation = self.begin_start();
         let started = match self.try_to_start(registry, generation).await {
             None if self.is_removed() => Err("it was unregistered meanwhile".to_owned()),
@@ -138,7 +137,7 @@ impl Version {
     }
 
     /// Like `start`, but in the background. Retries a failed load within the model's `maxRetryTimeoutInSec`.
-    pub(super) fn keep_starting<S: Management>(self: &Arc<Self>, registry: &Arc<Registry<S>>) {
+    pub(super) fn keep_starting(self: &Arc<Self>, registry: &Arc<Registry>) {
         let (generation, version, registry) = (self.begin_start(), self.clone(), registry.clone());
         tokio::spawn(async move {
             let began = clock::now();
@@ -160,7 +159,7 @@ impl Version {
     }
 
     /// Tries once to start the workers. `None` if there has been a newer request, or the version was unregistered.
-    async fn try_to_start<S: Management>(&self, registry: &Registry<S>, generation: u64) -> Option<Result<(), String>> {
+    async fn try_to_start(&self, registry: &Registry, generation: u64) -> Option<Result<(), String>> {
         // Nothing needs a load under way if there are to be no workers.
         let _turn = match self.deployment().min_workers {
             0 => self.turn_without_load(registry, || self.is_newest(generation)).await?,
@@ -204,13 +203,13 @@ impl Version {
     }
 
     /// Gives up starting workers. Workers that are already running continue to serve.
-    fn give_up<S: Management>(&self, registry: &Registry<S>) {
+    fn give_up(&self, registry: &Registry) {
         let serves = !registry.service.worker_health(&self.engine_name).is_empty();
         self.progress.set(if serves { Phase::Loaded } else { Phase::Stopped });
     }
 
     /// Stops all workers permanently, also those that are loading the model, and removes the generated files.
-    pub(super) async fn stop<S: Management>(&self, registry: &Registry<S>) {
+    pub(super) async fn stop(&self, registry: &Registry) {
         self.removed.store(true, Ordering::Release);
         self.next_generation();
         self.stop_waiting();
@@ -229,11 +228,7 @@ impl Version {
 
     /// Waits for the turn. An unload cancels the load that has it: otherwise the wait could last until `startupTimeout`. `None` if
     /// the turn is not wanted any more: the load that has it may be that of a newer request.
-    async fn turn_without_load<S: Management>(
-        &self,
-        registry: &Registry<S>,
-        is_wanted: impl Fn() -> bool,
-    ) -> Option<MutexGuard<'_, ()>> {
+    async fn turn_without_load(&self, registry: &Registry, is_wanted: impl Fn() -> bool) -> Option<MutexGuard<'_, ()>> {
         loop {
             if let Ok(turn) = self.turn.try_lock() {
                 return Some(turn);
@@ -277,7 +272,7 @@ impl Version {
     }
 }
 
-async fn unload<S: Management>(registry: &Registry<S>, called: &str) -> Result<(), String> {
+async fn unload(registry: &Registry, called: &str) -> Result<(), String> {
     registry.service.unload_model(called, false).await.map_err(|error| error.message)
 }
 

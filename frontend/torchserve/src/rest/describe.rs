@@ -2,7 +2,6 @@
 
 use axum::response::Response;
 use pharos::error::InferError;
-use pharos::service::{Management, Responses as _};
 use serde_json::Value;
 
 use super::predict::{end_of, loaded};
@@ -13,11 +12,7 @@ use crate::{Refused, failure};
 use pharos_os::clock;
 
 /// `GET /models/M[/V|/all]`.
-pub(super) async fn describe<S: Management>(
-    shared: &Shared<S>,
-    head: &RequestHead,
-    named: (&str, &str),
-) -> Result<Response, Refused> {
+pub(super) async fn describe(shared: &Shared, head: &RequestHead, named: (&str, &str)) -> Result<Response, Refused> {
     let customized = head.query("customized").is_some_and(|value| value.eq_ignore_ascii_case("true"));
     let headers = customized.then(|| handler_call::headers(&head.headers));
     let asked = headers.map(|headers| (head.id.as_str(), headers));
@@ -25,8 +20,8 @@ pub(super) async fn describe<S: Management>(
 }
 
 /// Describes a version (empty: the default one), or `all`. With an id and headers, adds the handler's own description.
-pub(crate) async fn descriptions<S: Management>(
-    shared: &Shared<S>,
+pub(crate) async fn descriptions(
+    shared: &Shared,
     (model, version): (&str, &str),
     asked: Option<(&str, serde_json::Map<String, Value>)>,
 ) -> Result<Vec<ModelDescription>, Refused> {
@@ -43,8 +38,8 @@ pub(crate) async fn descriptions<S: Management>(
 }
 
 /// Calls the handler to describe itself.
-async fn handler_description<S: Management>(
-    shared: &Shared<S>,
+async fn handler_description(
+    shared: &Shared,
     (model, version): (&str, &Version),
     id: &str,
     mut headers: serde_json::Map<String, Value>,
@@ -65,7 +60,8 @@ async fn handler_description<S: Management>(
         request.timeline.received = since;
         request.timeline.request_start = since;
         let mut responses = shared.uncounted.stream(request)?;
-        let first = responses.next().await.ok_or_else(|| InferError::internal("the handler returned no response"))?;
+        let first =
+            responses.next_response().await.ok_or_else(|| InferError::internal("the handler returned no response"))?;
         handler_call::answer(first.answer?)
     };
     match answered.await {

@@ -4,20 +4,19 @@ use std::sync::Arc;
 
 use http::HeaderMap;
 use pharos::id::CorrelationId;
-use pharos::service::Management;
 
 use super::Shared;
 use crate::registry::Version;
 
 /// Closes the sequences that the responses to one request name.
-pub(crate) struct EndedSequences<S: Management> {
-    shared: Arc<Shared<S>>,
+pub(crate) struct EndedSequences {
+    shared: Arc<Shared>,
     version: Arc<Version>,
 }
 
-impl<S: Management> EndedSequences<S> {
+impl EndedSequences {
     /// Returns `None` unless the model's requests may overlap; TorchServe ignores the header of other models.
-    pub(crate) fn of(shared: &Arc<Shared<S>>, version: &Arc<Version>) -> Option<Self> {
+    pub(crate) fn of(shared: &Arc<Shared>, version: &Arc<Version>) -> Option<Self> {
         let overlaps = version.deployment().overlaps();
         overlaps.then(|| Self { shared: shared.clone(), version: version.clone() })
     }

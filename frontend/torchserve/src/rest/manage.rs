@@ -4,7 +4,6 @@ use std::io;
 
 use axum::body::Body;
 use axum::response::Response;
-use pharos::service::Management;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
@@ -20,7 +19,7 @@ use pharos_os::blocking;
 const MAX_JSON: u64 = 1 << 20;
 
 /// `GET /models`.
-pub(super) fn list<S: Management>(shared: &Shared<S>, head: &RequestHead) -> Response {
+pub(super) fn list(shared: &Shared, head: &RequestHead) -> Response {
     let (limit, page) = (head.number("limit").unwrap_or(100), head.number("next_page_token").unwrap_or(0));
     answer::json(&shared.registry.list(limit, page))
 }
@@ -109,11 +108,7 @@ impl Registration {
 }
 
 /// `POST /models`.
-pub(super) async fn register<S: Management>(
-    shared: &Shared<S>,
-    head: &RequestHead,
-    body: Body,
-) -> Result<Response, Refused> {
+pub(super) async fn register(shared: &Shared, head: &RequestHead, body: Body) -> Result<Response, Refused> {
     if !shared.settings.model_api {
         return Err(answer::wrong_method());
     }
@@ -125,7 +120,7 @@ pub(super) async fn register<S: Management>(
     Ok(answer::done(shared.registry.register(&url, wanted, wait).await?))
 }
 
-async fn from_json<S: Management>(shared: &Shared<S>, body: Body) -> Result<Registration, Refused> {
+async fn from_json(shared: &Shared, body: Body) -> Result<Registration, Refused> {
     let read = body::read(&shared.budget, body, MAX_JSON).await;
     let whole = match read.map_err(|error| failure::refused(&error, ("", ""), || End::Died))? {
         Read::Whole(data) => data.join(),
@@ -164,11 +159,7 @@ fn flag<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<bool>, D::E
 }
 
 /// `PUT /models/M[/V]`.
-pub(super) async fn scale<S: Management>(
-    shared: &Shared<S>,
-    head: &RequestHead,
-    named: (&str, &str),
-) -> Result<Response, Refused> {
+pub(super) async fn scale(shared: &Shared, head: &RequestHead, named: (&str, &str)) -> Result<Response, Refused> {
     let min = head.number("min_worker").unwrap_or(1);
     let max = head.number("max_worker").unwrap_or(min);
     let wait = head.query("synchronous").is_some_and(|value| value.eq_ignore_ascii_case("true"));
@@ -186,10 +177,7 @@ pub(super) async fn scale<S: Management>(
 }
 
 /// `DELETE /models/M[/V]`.
-pub(super) async fn unregister<S: Management>(
-    shared: &Shared<S>,
-    (model, version): (&str, &str),
-) -> Result<Response, Refused> {
+pub(super) async fn unregister(shared: &Shared, (model, version): (&str, &str)) -> Result<Response, Refused> {
     if !shared.settings.model_api {
         return Err(answer::wrong_method());
     }
@@ -203,14 +191,14 @@ struct Readiness<'a> {
 }
 
 /// `GET /v1/models/M`.
-pub(super) fn ready<S: Management>(shared: &Shared<S>, model: &str) -> Result<Response, Refused> {
+pub(super) fn ready(shared: &Shared, model: &str) -> Result<Response, Refused> {
     let version = shared.registry.find(model, "")?;
     let ready = !shared.uncounted.worker_health(&version.engine_name).is_empty();
     Ok(answer::json(&Readiness { name: model, ready }))
 }
 
 /// `GET /token`.
-pub(super) async fn token<S: Management>(shared: &Shared<S>, head: &RequestHead) -> Result<Response, Refused> {
+pub(super) async fn token(shared: &Shared, head: &RequestHead) -> Result<Response, Refused> {
     let Some(tokens) = &shared.guard.tokens else { return Err(answer::not_found()) };
     let kind = head.query("type").unwrap_or_default();
     let (tokens, name) = (tokens.clone(), kind.to_string());

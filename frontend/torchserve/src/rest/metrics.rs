@@ -1,21 +1,17 @@
 //! `/metrics` in TorchServe's format or, if the scraper prefers it, Prometheus' protobuf format. Accepts any method.
 
-use std::sync::Arc;
-
 use axum::body::Body;
 use axum::response::Response;
 use http::header::{ACCEPT, CONTENT_TYPE, HeaderValue};
-use pharos::metrics::cache::Cache;
 use pharos::metrics::catalog::MetricSpec;
 use pharos::metrics::exposition::{self, Encoding, Format, Names, java_client};
-use pharos::service::Management;
 use pharos_os::blocking;
 
 use super::{RequestHead, Shared};
 use crate::{Refused, form};
 
 /// Renders the metrics selected by the query.
-pub(super) async fn metrics<S: Management>(shared: &Shared<S>, head: &RequestHead) -> Result<Response, Refused> {
+pub(super) async fn metrics(shared: &Shared, head: &RequestHead) -> Result<Response, Refused> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let pairs = form::pairs(head.uri.query().unwrap_or_default());
     let names = Names::of_query(pairs.into_iter().map(|pair| (pair.name, text(&pair.data))));
@@ -27,11 +23,14 @@ pub(super) async fn metrics<S: Management>(shared: &Shared<S>, head: &RequestHea
     };
     let service = shared.service.clone();
     // Runs on a blocking thread: rendering thousands of series takes milliseconds and would delay inference.
-    let render = move |cache: &Arc<Cache>| match encoding {
-        Encoding::Protobuf => exposition::encode(cache, encoding, &names),
-        Encoding::Text(_) => java_client::render(cache, &names, help).into_bytes(),
+    let render = move || {
+        let cache = service.current_metrics();
+        match encoding {
+            Encoding::Protobuf => exposition::encode(&cache, encoding, &names),
+            Encoding::Text(_) => java_client::render(&cache, &names, help).into_bytes(),
+        }
     };
-    let rendered = blocking::run(move || service.render_metrics(render)).await;
+    let rendered = blocking::run(render).await;
     let rendered = rendered.map_err(|error| Refused::internal(format!("Cannot render the metrics: {error}")))?;
     let mut response = Response::new(Body::from(rendered));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(encoding.content_type()));

@@ -23,7 +23,7 @@ use axum::response::Response;
 use http::{Extensions, HeaderMap, Method, Request, Uri, Version};
 use pharos::error::Reason;
 use pharos::metrics::cache::Cache;
-use pharos::service::{Management, Protocol};
+use pharos::service::{Protocol, SharedManagement};
 use pharos::timeline::Instant;
 
 use super::guard::{Denied, Guard, RequiredAccess};
@@ -55,12 +55,12 @@ const BINARY: &str = "inference-header-content-length";
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The state that all listeners share.
-pub(crate) struct Shared<S: Management> {
+pub(crate) struct Shared {
     /// The server, with TorchServe's model names.
-    pub(super) service: S,
+    pub(super) service: SharedManagement,
     /// The server, without per-name counting.
-    pub(super) uncounted: S,
-    pub(super) registry: Arc<Registry<S>>,
+    pub(super) uncounted: SharedManagement,
+    pub(super) registry: Arc<Registry>,
     /// The metrics cache that counts connections.
     pub(super) metrics: Arc<Cache>,
     pub(super) settings: Arc<Settings>,
@@ -78,11 +78,11 @@ pub type Page = fn(&str) -> Option<Response>;
 
 /// The service of one listener.
 #[derive(Clone)]
-pub(super) struct Port<S: Management> {
-    pub(super) shared: Arc<Shared<S>>,
+pub(super) struct Port {
+    pub(super) shared: Arc<Shared>,
     pub(super) apis: Apis,
     /// The routes of the v2 protocol.
-    pub(super) v2: Routes<V2Gate<S>>,
+    pub(super) v2: Routes<V2Gate>,
 }
 
 /// A request without its body.
@@ -119,7 +119,7 @@ impl RequestHead {
     }
 }
 
-impl<S: Management> Handle for Port<S> {
+impl Handle for Port {
     async fn handle(self, request: Request<Body>) -> Result<Response, Infallible> {
         let (parts, body) = request.into_parts();
         let head = RequestHead {
@@ -150,7 +150,7 @@ impl<S: Management> Handle for Port<S> {
     }
 }
 
-impl<S: Management> Port<S> {
+impl Port {
     /// Checks access to a TorchServe endpoint, executes the request and counts the response, a streamed one when it ends.
     async fn answer_own(&self, endpoint: Endpoint, head: &RequestHead, body: Body) -> Response {
         let route = endpoint.route();

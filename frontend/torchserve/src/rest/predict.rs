@@ -10,7 +10,7 @@ use hyper::ext::ReasonPhrase;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::CorrelationId;
 use pharos::infer::InferRequest;
-use pharos::service::{Management, Responses, Streamed};
+use pharos::service::{Responses, Streamed};
 use pharos::timeline::{Instant, Timeline};
 use serde_json::Value;
 
@@ -31,12 +31,7 @@ use pharos_os::clock;
 const END_KNOWN: Duration = Duration::from_millis(100);
 
 /// Handles a prediction.
-pub(super) async fn predict<S: Management>(
-    port: &Port<S>,
-    head: &RequestHead,
-    target: Target,
-    body: Body,
-) -> Result<Response, Refused> {
+pub(super) async fn predict(port: &Port, head: &RequestHead, target: Target, body: Body) -> Result<Response, Refused> {
     let shared = &*port.shared;
     let named = target.model.clone().or_else(|| head.query("model_name").filter(|name| !name.is_empty()));
     let named = named.or_else(|| shared.registry.only_startup_model().filter(|_| target.query));
@@ -61,10 +56,10 @@ pub(super) async fn predict<S: Management>(
     let timing = shared.timing.of(&head.headers);
     let mut request = complete(request, head, sequence);
     request.trace = timing.trace();
-    request.tenant = tenants::of(&shared.service, &head.headers, &head.extensions);
+    request.tenant = tenants::of(&*shared.service, &head.headers, &head.extensions);
     let answered = async {
         let mut responses = shared.stream(request, called)?;
-        let first = first_of(&mut responses, &version, head.received).await?;
+        let first = first_of(&mut *responses, &version, head.received).await?;
         let first = first.ok_or_else(|| InferError::internal("The model returned no response."))?;
         let ended = EndedSequences::of(&port.shared, &version);
         respond(first, (responses, entered), (ended, shared.settings.max_response_size))
@@ -82,7 +77,7 @@ pub(super) async fn predict<S: Management>(
     }
 }
 
-impl<S: Management> Shared<S> {
+impl Shared {
     /// Passes a request to the engine, with the model and the version that the client named.
     ///
     /// # Errors
@@ -91,7 +86,7 @@ impl<S: Management> Shared<S> {
         &self,
         request: InferRequest,
         (model, version): (&str, &str),
-    ) -> Result<S::Responses, InferError> {
+    ) -> Result<Box<dyn Responses>, InferError> {
         self.service.stream(request).map_err(|error| match self.registry.find(model, version) {
             Ok(_) => error,
             Err(unregistered) => InferError::new(ErrorCode::NotFound, Reason::UnknownModel, unregistered.message),
@@ -104,24 +99,24 @@ impl<S: Management> Shared<S> {
 /// # Errors
 /// There was no response within the model's `clientTimeoutInMills`.
 pub(crate) async fn first_of(
-    responses: &mut impl Responses,
+    responses: &mut dyn Responses,
     version: &Version,
     received: Instant,
 ) -> Result<Option<Streamed>, InferError> {
     let limit = Duration::from_millis(version.deployment().client_timeout.into());
     if limit.is_zero() {
-        return Ok(responses.next().await);
+        return Ok(responses.next_response().await);
     }
     let left = limit.saturating_sub(clock::now() - received);
-    tokio::time::timeout(left, responses.next()).await.map_err(|_| too_late(limit))
+    tokio::time::timeout(left, responses.next_response()).await.map_err(|_| too_late(limit))
 }
 
 /// Accepts a request if the version has workers, or is going to have some.
 ///
 /// # Errors
 /// The version has no workers configured, or all are busy and the model does not queue requests.
-pub(crate) fn enter<S: Management>(
-    shared: &Shared<S>,
+pub(crate) fn enter(
+    shared: &Shared,
     (model, version): (&str, &str),
     found: &Arc<Version>,
 ) -> Result<InFlight, Refused> {
@@ -140,8 +135,8 @@ pub(crate) fn enter<S: Management>(
 ///
 /// # Errors
 /// Too many requests are waiting, or the timeout has passed.
-pub(crate) async fn loaded<S: Management>(
-    shared: &Shared<S>,
+pub(crate) async fn loaded(
+    shared: &Shared,
     (model, version): (&str, &str),
     (found, received): (&Version, Instant),
 ) -> Result<(), Refused> {
@@ -169,11 +164,7 @@ fn too_late(limit: Duration) -> InferError {
 }
 
 /// Reads the parts of a request.
-async fn parts<S: Management>(
-    shared: &Shared<S>,
-    head: &RequestHead,
-    (target, body): (&Target, Body),
-) -> Result<Vec<Part>, Refused> {
+async fn parts(shared: &Shared, head: &RequestHead, (target, body): (&Target, Body)) -> Result<Vec<Part>, Refused> {
     let limit = shared.settings.max_request_size;
     let whole = match body::read(&shared.budget, body, limit).await {
         Ok(Read::Whole(data)) => data.join(),
@@ -217,7 +208,7 @@ fn complete(mut request: InferRequest, head: &RequestHead, sequence: Option<(Str
 }
 
 /// Returns a request's sequence id, and whether it starts and ends the sequence. Without an id, it starts a new sequence.
-fn sequence<S: Management>(shared: &Shared<S>, head: &RequestHead, call: &mut HandlerCall) -> (String, bool, bool) {
+fn sequence(shared: &Shared, head: &RequestHead, call: &mut HandlerCall) -> (String, bool, bool) {
     let [id, start, end] = &shared.settings.sequence_headers;
     let says = |name: &str| head.header(name).eq_ignore_ascii_case("true");
     let given = head.header(id);
@@ -232,10 +223,10 @@ fn sequence<S: Management>(shared: &Shared<S>, head: &RequestHead, call: &mut Ha
 
 /// Builds the response to a client, with the timeline of the request: complete, or streamed if more parts follow. Then the
 /// timeline is not known yet.
-fn respond<S: Management>(
+fn respond(
     first: Streamed,
-    (responses, entered): (impl Responses, InFlight),
-    (ended, most): (Option<EndedSequences<S>>, u64),
+    (responses, entered): (Box<dyn Responses>, InFlight),
+    (ended, most): (Option<EndedSequences>, u64),
 ) -> Result<(Response, Option<Timeline>), InferError> {
     let last = first.last || !responses.is_decoupled();
     let first = first.answer?;
@@ -265,12 +256,7 @@ fn respond<S: Management>(
 }
 
 /// Returns how the worker of a failed request ended, if it did. The exit status is known shortly after the connection is lost.
-pub(crate) async fn end_of<S: Management>(
-    shared: &Shared<S>,
-    error: &InferError,
-    version: &Version,
-    since: Instant,
-) -> End {
+pub(crate) async fn end_of(shared: &Shared, error: &InferError, version: &Version, since: Instant) -> End {
     if error.reason != Reason::InstanceLost {
         return End::Died;
     }

@@ -6,29 +6,29 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http_body::Frame;
 use pharos::error::InferError;
-use pharos::service::{Management, Responses, Streamed};
+use pharos::service::{Responses, Streamed};
 
 use super::ended::EndedSequences;
 use crate::handler_call::{self, Answer, check_size};
 use crate::registry::InFlight;
 
 /// The body of a streamed response.
-pub(super) struct Parts<R, S: Management> {
+pub(super) struct Parts {
     first: Option<Bytes>,
-    responses: R,
+    responses: Box<dyn Responses>,
     ended: bool,
     /// The largest part, in bytes.
     most: u64,
-    sequences: Option<EndedSequences<S>>,
+    sequences: Option<EndedSequences>,
     _entered: InFlight,
 }
 
-impl<R: Responses, S: Management> Parts<R, S> {
+impl Parts {
     /// Creates a body of the first part and all that follow.
     pub(super) fn new(
         first: Bytes,
-        responses: R,
-        (entered, sequences, most): (InFlight, Option<EndedSequences<S>>, u64),
+        responses: Box<dyn Responses>,
+        (entered, sequences, most): (InFlight, Option<EndedSequences>, u64),
     ) -> Self {
         Self { first: Some(first), responses, ended: false, most, sequences, _entered: entered }
     }
@@ -44,7 +44,7 @@ impl<R: Responses, S: Management> Parts<R, S> {
     }
 }
 
-impl<R: Responses, S: Management> http_body::Body for Parts<R, S> {
+impl http_body::Body for Parts {
     type Data = Bytes;
     type Error = InferError;
 

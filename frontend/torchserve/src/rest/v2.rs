@@ -7,7 +7,7 @@ use axum::response::Response;
 use http::{HeaderMap, Request};
 use pharos::error::Reason;
 use pharos::load_report::LoadReport;
-use pharos::service::{Management, Protocol, Route};
+use pharos::service::{Protocol, Route};
 
 use super::{Port, RequestHead, Shared, answer};
 use crate::guard::{RequiredAccess, purpose};
@@ -17,9 +17,9 @@ use pharos_listener::answering::{Count, Gate, Outcome};
 
 /// The access check of the v2 protocol on these ports.
 #[derive(Clone)]
-pub struct V2Gate<S: Management>(pub(crate) Arc<Shared<S>>);
+pub struct V2Gate(pub(crate) Arc<Shared>);
 
-impl<S: Management> Count for V2Gate<S> {
+impl Count for V2Gate {
     const PROTOCOL: Protocol = Protocol::Http;
 
     fn count(&self, route: Route, code: u16, reason: Option<Reason>) {
@@ -27,7 +27,7 @@ impl<S: Management> Count for V2Gate<S> {
     }
 }
 
-impl<S: Management> Gate for V2Gate<S> {
+impl Gate for V2Gate {
     fn refuse(&self, route: Route, headers: &HeaderMap) -> Option<Response> {
         let class = class(route);
         // Unknown paths need the key of the port that serves the protocol.
@@ -43,7 +43,7 @@ impl<S: Management> Gate for V2Gate<S> {
     }
 }
 
-impl<S: Management> Port<S> {
+impl Port {
     /// Forwards a request to the v2 protocol's edge, which counts the response.
     pub(super) async fn answer_v2(&self, head: &RequestHead, body: Body) -> Response {
         let mut request = Request::new(body);
