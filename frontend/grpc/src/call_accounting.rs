@@ -194,6 +194,7 @@ where
         request.extensions_mut().insert(account.clone());
         let called = || request.uri().path().to_owned();
         let logged = Logged::unless_by_port(request.extensions(), Protocol::Grpc, called);
+        let logged = logged.map(|logged| logged.with_deadline(account.deadline));
         let count = Account::new(Calls(self.service.clone()), route).with_deadline(account.deadline);
         let refused = self.refusal(route, &account, &request);
         let refused = refused.or_else(|| self.forward_headers(route, &account, &mut request));

@@ -71,10 +71,6 @@ pub enum Outcome {
     CountedByHandler,
 }
 
-/// The status that an HTTP request has in counts and logs if its client left before the response, so that no status was sent:
-/// nginx's "client closed request".
-pub const CLIENT_CLOSED_REQUEST: u16 = 499;
-
 /// Counts a request when it ends. If dropped earlier, it counts as cancelled, or as too late at the client's deadline.
 #[derive(Debug)]
 pub struct Account<C: Count> {
@@ -129,11 +125,7 @@ impl<C: Count> Account<C> {
 impl<C: Count> Drop for Account<C> {
     fn drop(&mut self) {
         if !self.is_counted {
-            let (error, reason) = deadline::abandoned(self.deadline, clock::now());
-            let code = match C::PROTOCOL {
-                Protocol::Http => CLIENT_CLOSED_REQUEST,
-                Protocol::Grpc => error.grpc_code().unsigned_abs() as u16,
-            };
+            let (code, reason) = deadline::abandoned_status(C::PROTOCOL, self.deadline, clock::now());
             self.counter.count(self.route, code, Some(reason));
         }
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use http::HeaderMap;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::is_late;
+use pharos::service::Protocol;
 use pharos::timeline::Instant;
 
 /// The name of the header.
@@ -52,6 +53,20 @@ pub fn abandoned(deadline: Option<Instant>, now: Instant) -> (ErrorCode, Reason)
     }
 }
 
+/// The status that an HTTP request has in counts and logs if its client left before the response, so that no status was sent:
+/// nginx's "client closed request".
+const CLIENT_CLOSED_REQUEST: u16 = 499;
+
+/// Returns the HTTP status or the gRPC code, and the reason, with which a request is counted and logged whose client left at `now`
+/// before a status was sent; `deadline` is the result of [`at`].
+pub fn abandoned_status(protocol: Protocol, deadline: Option<Instant>, now: Instant) -> (u16, Reason) {
+    let (error, reason) = abandoned(deadline, now);
+    match protocol {
+        Protocol::Http => (CLIENT_CLOSED_REQUEST, reason),
+        Protocol::Grpc => (error.grpc_code().unsigned_abs() as u16, reason),
+    }
+}
+
 /// Returns the error for a call whose deadline has passed.
 pub fn exceeded() -> InferError {
     InferError::new(ErrorCode::DeadlineExceeded, Reason::Timeout, "Deadline Exceeded")
@@ -81,6 +96,15 @@ mod tests {
             let left = at(Instant(0), Duration::from_millis(limit_ms));
             assert_eq!(left, Instant(expected_ms * 1_000_000), "{limit_ms} ms");
         }
+    }
+
+    #[test]
+    fn the_status_of_a_client_that_left_depends_on_protocol_and_deadline() {
+        let status = |protocol, deadline: Option<u64>| abandoned_status(protocol, deadline.map(Instant), Instant(7));
+        assert_eq!(status(Protocol::Http, None), (499, Reason::Cancelled));
+        assert_eq!(status(Protocol::Grpc, None), (1, Reason::Cancelled));
+        assert_eq!(status(Protocol::Grpc, Some(8)), (1, Reason::Cancelled));
+        assert_eq!(status(Protocol::Grpc, Some(6)), (4, Reason::Timeout));
     }
 
     #[test]

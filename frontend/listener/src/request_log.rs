@@ -8,6 +8,8 @@ use pharos::service::{Protocol, REQUEST_LOG_TARGET as TARGET};
 use pharos::timeline::Instant;
 use pharos_os::clock;
 
+use crate::deadline;
+
 /// Whether individual requests are logged, for the whole process.
 static ENABLED: AtomicBool = AtomicBool::new(false);
 
@@ -31,20 +33,23 @@ pub fn answered_line(line: &str) {
 #[derive(Clone, Copy, Debug)]
 pub struct LoggedByPort;
 
-/// A request that is logged when it is dropped: with its status once it is answered, or as cancelled, usually because its client
+/// A request that is logged when it is dropped: as answered with its status, or as cancelled, usually because its client
 /// disconnected.
 #[derive(Debug)]
 pub struct Logged {
     protocol: Protocol,
     request: String,
     received: Instant,
+    /// The client's deadline, as [`deadline::at`] returns it.
+    deadline: Option<Instant>,
     status: Option<u16>,
 }
 
 impl Logged {
     /// Returns `None` if requests are not logged; `request` returns the method and the path.
     pub fn new(protocol: Protocol, request: impl FnOnce() -> String) -> Option<Self> {
-        is_enabled().then(|| Self { protocol, request: request(), received: clock::now(), status: None })
+        let (deadline, status) = (None, None);
+        is_enabled().then(|| Self { protocol, request: request(), received: clock::now(), deadline, status })
     }
 
     /// Like [`Logged::new`]; also returns `None` if the request has the extension [`LoggedByPort`].
@@ -57,6 +62,13 @@ impl Logged {
         is_logged_here.then(|| Self::new(protocol, request)).flatten()
     }
 
+    /// Sets the client's deadline, as [`deadline::at`] returns it.
+    #[must_use]
+    pub fn with_deadline(mut self, deadline: Option<Instant>) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
     /// Logs the request with the HTTP or gRPC status of its answer, and its duration.
     pub fn answered(mut self, status: u16) {
         self.status = Some(status);
@@ -65,12 +77,13 @@ impl Logged {
 
 impl Drop for Logged {
     fn drop(&mut self) {
-        let (protocol, request) = (self.protocol.as_str(), &self.request);
-        let ms = Duration::from_nanos(clock::now().ns_since(self.received)).as_secs_f64() * 1e3;
-        let ms = format_args!("{ms:.3}");
-        match self.status {
-            Some(status) => tracing::info!(target: TARGET, protocol, request, status, ms, "answered"),
-            None => tracing::info!(target: TARGET, protocol, request, ms, "cancelled"),
-        }
+        let (now, request) = (clock::now(), &self.request);
+        let (what, status) = match self.status {
+            Some(status) => ("answered", status),
+            None => ("cancelled", deadline::abandoned_status(self.protocol, self.deadline, now).0),
+        };
+        let ms = Duration::from_nanos(now.ns_since(self.received)).as_secs_f64() * 1e3;
+        let (protocol, ms) = (self.protocol.as_str(), format_args!("{ms:.3}"));
+        tracing::info!(target: TARGET, protocol, request, status, ms, "{what}");
     }
 }

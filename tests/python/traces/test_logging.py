@@ -183,7 +183,7 @@ def test_other_streams_are_logged_when_they_end(start):
 
 
 def test_requests_of_clients_that_disconnect_are_logged(start):
-    """Without a status, because none was sent."""
+    """With the status that the metrics count, although none was sent."""
     server = start(["identity_fp32"], "--log-access")
     tensor = tritonclient.grpc.InferInput("INPUT0", [1, 1], "FP32")
     tensor.set_data_from_numpy(np.ones((1, 1), np.float32))
@@ -195,12 +195,17 @@ def test_requests_of_clients_that_disconnect_are_logged(start):
         call = client.async_infer("identity_fp32", [tensor], lambda *_, **__: None)
         until_received(server, "identity_fp32", 2)
         call.cancel()
+        with pytest.raises(InferenceServerException, match="Deadline Exceeded"):
+            client.infer("identity_fp32", [tensor], client_timeout=0.2)
         for request in (
-            "protocol=http request=POST /v2/models/identity_fp32/infer",
-            "protocol=grpc request=/inference.GRPCInferenceService/ModelInfer",
+            "protocol=http request=POST /v2/models/identity_fp32/infer status=499",
+            "protocol=grpc request=/inference.GRPCInferenceService/ModelInfer status=1",
         ):
             pattern = rf" INFO cancelled {request} ms=\d+\.\d{{3}}$"
             eventually(request, lambda pattern=pattern: re.search(pattern, server.log.read_text(), re.MULTILINE))
+        # The server answers at the deadline, unless the client has left a moment earlier.
+        pattern = r" INFO (answered|cancelled) protocol=grpc request=/inference.GRPCInferenceService/ModelInfer status=4 ms="
+        eventually("the late request is logged", lambda: re.search(pattern, server.log.read_text()))
 
 
 def test_requests_on_every_listener_are_logged(start, tmp_path):

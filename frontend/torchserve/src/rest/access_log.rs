@@ -8,7 +8,6 @@ use std::net::SocketAddr;
 use pharos::service::Protocol;
 use pharos::timeline::Instant;
 
-use pharos_listener::answering::CLIENT_CLOSED_REQUEST;
 use pharos_listener::{deadline, request_log};
 use pharos_os::clock;
 
@@ -47,12 +46,11 @@ impl AccessLog {
 impl Drop for AccessLog {
     fn drop(&mut self) {
         let Self { peer, request, received, .. } = self;
-        let status = self.status.unwrap_or_else(|| match self.protocol {
-            Protocol::Http => CLIENT_CLOSED_REQUEST,
-            Protocol::Grpc => deadline::abandoned(self.deadline, clock::now()).0.grpc_code().unsigned_abs() as u16,
-        });
+        let now = clock::now();
+        let abandoned = || deadline::abandoned_status(self.protocol, self.deadline, now).0;
+        let status = self.status.unwrap_or_else(abandoned);
         let peer = peer.map_or_else(|| "0.0.0.0".to_owned(), |peer| peer.to_string());
-        let ms = (clock::now() - *received).as_millis();
+        let ms = (now - *received).as_millis();
         request_log::answered_line(&format!("/{peer} \"{request}\" {status} {ms}"));
     }
 }
