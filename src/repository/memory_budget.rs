@@ -9,7 +9,7 @@ mod tests;
 use std::time::Duration;
 
 pub use bytes::{Memory, MemoryBytes};
-pub use sizes::{Expectation, KnownSize, Sizes, Unmeasured};
+pub use sizes::{Expectation, KnownSize, Sizes, Unmeasured, after_first_requests};
 
 /// A loaded model that may be unloaded.
 #[derive(Clone, Copy, Debug)]

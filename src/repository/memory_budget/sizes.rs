@@ -112,6 +112,15 @@ impl Expectation {
     }
 }
 
+/// The bytes that an instance writes with its first requests: parts of its stack and of the queues that it shares with the server.
+const FIRST_REQUESTS: u64 = 32 << 10;
+
+/// Returns the bytes of main memory that a version is expected to use after its first requests. `measured` are its bytes before
+/// them, `instances` is the number of its processes.
+pub fn after_first_requests(measured: u64, instances: usize) -> u64 {
+    measured.saturating_add(FIRST_REQUESTS.saturating_mul(instances as u64))
+}
+
 /// The sizes of models that were loaded before.
 #[derive(Debug, Default)]
 pub struct Sizes {

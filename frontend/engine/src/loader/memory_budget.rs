@@ -270,7 +270,7 @@ impl Loader {
             None => {
                 let before = share.bytes();
                 let memories = instances.keys().copied().collect();
-                let to_measure = ToMeasure { memories, pids, before: before.clone() };
+                let to_measure = ToMeasure { memories, pids, before: before.clone(), is_new: true };
                 (self.measure(vec![to_measure]).await.pop().unwrap_or(before), now)
             }
         };
@@ -333,7 +333,8 @@ impl Loader {
                 let (Some(share), Some(instances)) = (serving.executor.memory(), serving.instances()) else { continue };
                 let of_each = self.instances_by_memory(Some(&*serving.config), *number);
                 let memories = of_each.keys().copied().collect();
-                to_measure.push(ToMeasure { memories, pids: instances.pids(), before: share.bytes() });
+                let (pids, before) = (instances.pids(), share.bytes());
+                to_measure.push(ToMeasure { memories, pids, before, is_new: false });
                 loaded.push((name.clone(), *number, share.clone(), of_each));
             }
         }

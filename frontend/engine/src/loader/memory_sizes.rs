@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use pharos::model::ModelConfig;
-use pharos::repository::memory_budget::{Expectation, Memory, MemoryBytes, Unmeasured};
+use pharos::repository::memory_budget::{Expectation, Memory, MemoryBytes, Unmeasured, after_first_requests};
 use pharos_os::blocking;
 
 use super::Loader;
@@ -38,12 +38,17 @@ pub(super) struct ToMeasure {
     pub(super) pids: Vec<u32>,
     /// The last known size.
     pub(super) before: MemoryBytes,
+    /// Whether it has not had requests yet.
+    pub(super) is_new: bool,
 }
 
 impl ToMeasure {
     /// Returns the bytes that its processes use in each of its memories; the last known number where they cannot be read.
     fn measure(&self, gpus: &ProcessMemory) -> MemoryBytes {
         let bytes = |memory: Memory| match memory {
+            Memory::Main if self.is_new => {
+                written_memory(&self.pids).map(|bytes| after_first_requests(bytes, self.pids.len()))
+            }
             Memory::Main => written_memory(&self.pids),
             Memory::Gpu(number) => gpus.of(number, &self.pids),
         };
@@ -133,6 +138,24 @@ fn written_memory(pids: &[u32]) -> Option<u64> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn first_requests_are_counted_if_the_processes_can_be_read() {
+        let before = MemoryBytes::from_iter([(Memory::Main, 7)]);
+        let measured = |pids: Vec<u32>, is_new| {
+            let version = ToMeasure { memories: vec![Memory::Main], pids, before: before.clone(), is_new };
+            version.measure(&ProcessMemory::default()).of(Memory::Main)
+        };
+        let mut process = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let two = vec![process.id(); 2];
+        // A process that has just begun still changes its memory.
+        let more = || measured(two.clone(), true).checked_sub(measured(two.clone(), false));
+        let is_counted = (0..10_000).any(|_| more() == Some(64 << 10));
+        process.kill().unwrap();
+        process.wait().unwrap();
+        assert!(is_counted);
+        assert_eq!(measured(vec![u32::MAX], true), 7, "unreadable");
+    }
 
     #[test]
     fn the_files_of_a_model_are_those_in_all_its_directories() {
