@@ -39,12 +39,13 @@ pub struct GpuUsage {
     pub memory_used: Option<u64>,
 }
 
-/// A server as the edge holds it that manages models.
+/// A server, as an edge that manages models holds it.
 pub type SharedManagement = Arc<dyn Management>;
 
 /// The operations of management, in addition to those of [`Service`]. Names of models are the repository's.
 pub trait Management: Service {
     /// Returns the same server for clients that use the names of this policy.
+    #[must_use]
     fn with_naming(&self, naming: Arc<dyn Naming>) -> SharedManagement;
 
     /// Returns the workers of a model; empty if it is not loaded.
@@ -68,6 +69,7 @@ pub trait Management: Service {
     /// Counts a request that no worker of `serving` can take now, by the client's name and version.
     fn record_refused(&self, named: (&str, &str), serving: &str);
 
-    /// Returns the metrics, after the gauges that are computed on demand are updated. Takes milliseconds for thousands of series.
+    /// Returns the metrics, after the gauges that are computed on demand are updated. Reads the state of all models, so it should not
+    /// run on an event loop.
     fn current_metrics(&self) -> Arc<Cache>;
 }

@@ -1,8 +1,8 @@
 //! The operations of an inference server, independent of protocols: the interface between the edges, which implement a protocol,
 //! and the engine, which serves requests.
 //!
-//! An edge holds a [`SharedService`], so that its package is compiled without the engine. [`Management`] adds the operations of an
-//! edge that manages models and workers.
+//! An edge holds a [`SharedService`], so that its code is compiled in its own package, and not where it meets the engine.
+//! [`Management`] adds the operations of an edge that manages models and workers.
 
 mod log;
 mod management;

@@ -23,6 +23,7 @@ mod window;
 
 use std::convert::Infallible;
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -38,7 +39,6 @@ use tonic::body::Body;
 use tonic::codec::CompressionEncoding;
 use tonic::service::Routes;
 use tonic_health::pb::health_server::HealthServer;
-use tower::util::BoxCloneService;
 
 use self::call_accounting::Counted;
 use self::health::HealthService;
@@ -127,8 +127,11 @@ struct Dispatch {
     compress: bool,
 }
 
-/// All gRPC services of the server.
-pub type Services = BoxCloneService<Request<RequestBody>, Response<Body>, Infallible>;
+/// The future of a response.
+type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+/// Calls the gRPC services of the server.
+pub type Services = Arc<dyn Fn(Request<RequestBody>) -> Answering + Send + Sync>;
 
 /// Adds reflection for the services with these names.
 ///
@@ -151,7 +154,8 @@ pub fn with_reflection(services: Routes, names: &[&str]) -> Result<Routes, Refle
 /// # Errors
 /// As [`serve`].
 pub fn services(service: SharedService, settings: Settings) -> Result<Services, ReflectionError> {
-    Ok(Services::new(counted_services(service, settings)?))
+    let services = counted_services(service, settings)?;
+    Ok(Arc::new(move |request| tower::Service::call(&mut services.clone(), request)))
 }
 
 /// Builds all services, with their calls counted.
@@ -180,7 +184,7 @@ where
 {
     type Response = Response<Body>;
     type Error = Infallible;
-    type Future = std::pin::Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+    type Future = Answering;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         // The services are always ready.

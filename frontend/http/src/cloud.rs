@@ -59,6 +59,7 @@ impl Endpoints {
     }
 
     /// Spawns a task that serves the endpoints on `listener` until `phases` signals shutdown and all requests in flight are answered.
+    #[must_use]
     pub fn serve(
         self,
         listener: TcpListener,

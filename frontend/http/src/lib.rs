@@ -123,6 +123,7 @@ impl Edge {
 }
 
 /// Spawns a task that serves the v2 protocol on `listener` until `phases` signals shutdown and all requests in flight are answered.
+#[must_use]
 pub fn serve(
     listener: TcpListener,
     service: SharedService,

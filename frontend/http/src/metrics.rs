@@ -27,6 +27,7 @@ use pharos_listener::routing::{Builder, OpenOnly, Routes};
 use pharos_listener::{self as listener, PhaseReceiver};
 
 /// Spawns a task that serves metrics on `listener` until `phases` signals shutdown.
+#[must_use]
 pub fn serve(
     listener: TcpListener,
     service: SharedService,

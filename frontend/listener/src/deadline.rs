@@ -1,6 +1,7 @@
 //! `grpc-timeout`: the deadline of a gRPC client. When it has passed, calls of the v2 protocol end, so that nothing is computed for a
 //! client that has given up. Other calls end when the client resets them.
 
+use std::thread;
 use std::time::Duration;
 
 use http::HeaderMap;
@@ -45,8 +46,12 @@ pub fn at(received: Instant, limit: Duration) -> Instant {
     received + limit.saturating_sub(ARRIVAL.min(limit / 10) + limit / 100)
 }
 
-/// Returns how a request counts whose client left at `now`; `deadline` is the result of [`at`].
+/// Returns how a request counts that is dropped at `now`: its client has left, or its handler panics. `deadline` is the result of
+/// [`at`].
 pub fn abandoned(deadline: Option<Instant>, now: Instant) -> (ErrorCode, Reason) {
+    if thread::panicking() {
+        return (ErrorCode::Internal, Reason::Internal);
+    }
     match is_late(deadline, now) {
         true => (ErrorCode::DeadlineExceeded, Reason::Timeout),
         false => (ErrorCode::Cancelled, Reason::Cancelled),
@@ -57,11 +62,13 @@ pub fn abandoned(deadline: Option<Instant>, now: Instant) -> (ErrorCode, Reason)
 /// nginx's "client closed request".
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
-/// Returns the HTTP status or the gRPC code, and the reason, with which a request is counted and logged whose client left at `now`
-/// before a status was sent; `deadline` is the result of [`at`].
+/// Returns the HTTP status or the gRPC code, and the reason, with which a request is counted and logged that is dropped at `now` without
+/// an answer, as [`abandoned`].
 pub fn abandoned_status(protocol: Protocol, deadline: Option<Instant>, now: Instant) -> (u16, Reason) {
     let (error, reason) = abandoned(deadline, now);
     match protocol {
+        // The client gets this answer from `handler_panic`.
+        Protocol::Http if error == ErrorCode::Internal => (500, reason),
         Protocol::Http => (CLIENT_CLOSED_REQUEST, reason),
         Protocol::Grpc => (error.grpc_code().unsigned_abs() as u16, reason),
     }
@@ -88,6 +95,8 @@ pub async fn within<T>(
 
 #[cfg(test)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
     use super::*;
 
     #[test]
@@ -105,6 +114,24 @@ mod tests {
         assert_eq!(status(Protocol::Grpc, None), (1, Reason::Cancelled));
         assert_eq!(status(Protocol::Grpc, Some(8)), (1, Reason::Cancelled));
         assert_eq!(status(Protocol::Grpc, Some(6)), (4, Reason::Timeout));
+    }
+
+    #[test]
+    fn a_panic_of_a_handler_is_a_fault_of_the_server() {
+        struct Dropped<'d>(&'d mut Vec<(u16, Reason)>);
+        impl Drop for Dropped<'_> {
+            fn drop(&mut self) {
+                let status = |protocol| abandoned_status(protocol, Some(Instant(1)), Instant(2));
+                self.0.extend([status(Protocol::Http), status(Protocol::Grpc)]);
+            }
+        }
+        let mut counted = Vec::new();
+        let handler = AssertUnwindSafe(|| {
+            let _dropped = Dropped(&mut counted);
+            panic!("a fault of the handler")
+        });
+        assert!(catch_unwind(handler).is_err());
+        assert_eq!(counted, [(500, Reason::Internal), (13, Reason::Internal)]);
     }
 
     #[test]

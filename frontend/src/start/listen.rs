@@ -34,6 +34,9 @@ use pharos_torchserve::ServerAccess;
 const HTTP_RESTRICTED: (&str, &str) = ("--http-restricted-api", "api");
 const GRPC_RESTRICTED: (&str, &str) = ("--grpc-restricted-protocol", "protocol");
 
+/// Serves on a listener that is bound, in a task.
+type Bound = Box<dyn FnOnce() -> Result<JoinHandle<()>, String>>;
+
 /// The shared parts of all listeners.
 pub(super) struct Listeners<'a> {
     pub(super) options: &'a Options,
@@ -58,25 +61,21 @@ impl Listeners<'_> {
     ) -> Result<Vec<JoinHandle<()>>, String> {
         let Self { options, engine, .. } = self;
         addresses::check(&addresses::of_server(options, &platforms))?;
-        let mut tasks = Vec::new();
+        let mut bound = Vec::new();
         if options.http.allow {
-            tasks.push(self.http(guards)?);
+            bound.push(self.http(guards)?);
         }
         if options.grpc.allow {
-            tasks.push(self.grpc(guards)?);
+            bound.push(self.grpc(guards)?);
         }
         for platform in platforms {
-            tasks.push(self.cloud(guards, platform)?);
+            bound.push(self.cloud(guards, platform)?);
         }
         if options.metrics.allow {
-            let wanted = (options.metrics_address(), options.metrics.port, false);
-            let listener = bind("metrics", "--metrics-port", wanted)?;
-            let tls = self.tls(Listener::Metrics, options.metrics_tls.options())?;
-            let most = options.http_clients.metrics_max_connections;
-            let connections = self.connections(Listener::Metrics, tls, most);
-            let (service, phases) = (Arc::new(self.engine.clone()), self.phases.clone());
-            tasks.push(http::metrics::serve(listener, service, connections, phases));
+            bound.push(self.metrics()?);
         }
+        // A client that gets an answer from one listener can connect to all of them.
+        let mut tasks = bound.into_iter().map(|serve| serve()).collect::<Result<Vec<_>, String>>()?;
         if let Some(address) = &options.metrics.statsd {
             let socket = statsd::bind(address).await?;
             let mut phases = self.phases.clone();
@@ -100,7 +99,7 @@ impl Listeners<'_> {
         Arc::new(open_loading::with_uploads(self.engine, self.options, open_loading::is_protected(guards, rules)))
     }
 
-    fn http(&self, guards: &ServerAccess) -> Result<JoinHandle<()>, String> {
+    fn http(&self, guards: &ServerAccess) -> Result<Bound, String> {
         let options = self.options;
         let clients = &options.http_clients;
         let forward = Forward::new(clients.forward.clone(), &guards.tokens);
@@ -111,8 +110,8 @@ impl Listeners<'_> {
         let most = clients.max_connections.unwrap_or_else(descriptors::connections);
         let mut connections = self.connections(Listener::Http, tls, most);
         connections.shares_port = clients.reuse_port;
-        let service = self.service(guards, &guards.http);
-        Ok(http::serve(listener, service, (settings, connections), self.phases.clone()))
+        let (service, phases) = (self.service(guards, &guards.http), self.phases.clone());
+        Ok(Box::new(move || Ok(http::serve(listener, service, (settings, connections), phases))))
     }
 
     /// Returns the settings shared by all HTTP listeners of the v2 protocol; they forward no headers.
@@ -128,18 +127,29 @@ impl Listeners<'_> {
         }
     }
 
-    /// Opens the listener of a cloud platform, without TLS, as in Triton.
-    fn cloud(&self, guards: &ServerAccess, platform: Platform) -> Result<JoinHandle<()>, String> {
+    fn metrics(&self) -> Result<Bound, String> {
+        let options = self.options;
+        let wanted = (options.metrics_address(), options.metrics.port, false);
+        let listener = bind("metrics", "--metrics-port", wanted)?;
+        let tls = self.tls(Listener::Metrics, options.metrics_tls.options())?;
+        let connections = self.connections(Listener::Metrics, tls, options.http_clients.metrics_max_connections);
+        let (service, phases) = (Arc::new(self.engine.clone()), self.phases.clone());
+        Ok(Box::new(move || Ok(http::metrics::serve(listener, service, connections, phases))))
+    }
+
+    /// Binds the listener of a cloud platform, without TLS, as in Triton.
+    fn cloud(&self, guards: &ServerAccess, platform: Platform) -> Result<Bound, String> {
         let (what, flag, address) = addresses::of_cloud(self.options, &platform);
         let listener = bind(what, flag, (address.ip(), address.port(), false))?;
         let most = self.options.http_clients.max_connections.unwrap_or_else(descriptors::connections);
         let connections = self.connections(Listener::Http, None, most);
         let service = self.service(guards, &guards.http);
         let endpoints = http::cloud::Endpoints::new(service, self.http_settings(guards), platform);
-        Ok(endpoints.serve(listener, connections, self.phases.clone()))
+        let phases = self.phases.clone();
+        Ok(Box::new(move || Ok(endpoints.serve(listener, connections, phases))))
     }
 
-    fn grpc(&self, guards: &ServerAccess) -> Result<JoinHandle<()>, String> {
+    fn grpc(&self, guards: &ServerAccess) -> Result<Bound, String> {
         let options = self.options;
         let clients = &options.grpc_clients;
         let settings = grpc::Settings {
@@ -164,9 +174,11 @@ impl Listeners<'_> {
         limits.ping_timeout = clients.keepalive_timeout;
         limits.age = clients.max_age.unwrap_or_default();
         limits.age_grace = clients.max_age_grace.unwrap_or_default();
-        let service = self.service(guards, &guards.grpc);
-        let served = grpc::serve(listener, service, (settings, connections), self.phases.clone());
-        served.map_err(|error| error.to_string())
+        let (service, phases) = (self.service(guards, &guards.grpc), self.phases.clone());
+        Ok(Box::new(move || {
+            let served = grpc::serve(listener, service, (settings, connections), phases);
+            served.map_err(|error| format!("gRPC: {error}"))
+        }))
     }
 
     fn connections(&self, listener: Listener, tls: Option<Arc<Tls>>, connections: usize) -> listener::Settings {

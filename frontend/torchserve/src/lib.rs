@@ -34,7 +34,7 @@ pub use archive::{Archive, Unpacked, open};
 pub use arguments::Arguments;
 pub use command::{Plan, Step, run};
 pub use deployment::{Deployment, Device};
-pub use grpc::{Kserve, KserveGrpc, inference_service, limits as message_limits};
+pub use grpc::{Kserve, inference_service, limits as message_limits};
 pub use listen::{ServerAccess, Start, check_addresses, named_addresses, serve};
 pub use model_parameters::ModelParameters;
 pub use options::Executable;

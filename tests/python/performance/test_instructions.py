@@ -23,9 +23,9 @@ WARM_UP = 200
 TOLERANCE = 0.1
 ALLOCATIONS_TOLERANCE = 2
 RECORDED = {
-    "http json": (69_400, 51),
-    "http binary": (64_400, 54),
-    "grpc": (108_400, 75),
+    "http json": (70_100, 52),
+    "http binary": (65_900, 55),
+    "grpc": (110_900, 77),
 }
 """Instructions and allocations for a request of the example `simple` on one connection."""
 ALLOCATORS = ("__rust_alloc", "__rust_alloc_zeroed", "__rust_realloc")

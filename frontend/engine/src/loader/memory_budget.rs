@@ -270,7 +270,7 @@ impl Loader {
             None => {
                 let before = share.bytes();
                 let memories = instances.keys().copied().collect();
-                let to_measure = ToMeasure { memories, pids, before: before.clone(), is_new: true };
+                let to_measure = ToMeasure { memories, pids, before: before.clone(), just_loaded: true };
                 (self.measure(vec![to_measure]).await.pop().unwrap_or(before), now)
             }
         };
@@ -334,7 +334,7 @@ impl Loader {
                 let of_each = self.instances_by_memory(Some(&*serving.config), *number);
                 let memories = of_each.keys().copied().collect();
                 let (pids, before) = (instances.pids(), share.bytes());
-                to_measure.push(ToMeasure { memories, pids, before, is_new: false });
+                to_measure.push(ToMeasure { memories, pids, before, just_loaded: false });
                 loaded.push((name.clone(), *number, share.clone(), of_each));
             }
         }

@@ -38,15 +38,15 @@ pub(super) struct ToMeasure {
     pub(super) pids: Vec<u32>,
     /// The last known size.
     pub(super) before: MemoryBytes,
-    /// Whether it has not had requests yet.
-    pub(super) is_new: bool,
+    /// Whether its load has just ended, so that it has had no requests, except warm-ups.
+    pub(super) just_loaded: bool,
 }
 
 impl ToMeasure {
     /// Returns the bytes that its processes use in each of its memories; the last known number where they cannot be read.
     fn measure(&self, gpus: &ProcessMemory) -> MemoryBytes {
         let bytes = |memory: Memory| match memory {
-            Memory::Main if self.is_new => {
+            Memory::Main if self.just_loaded => {
                 written_memory(&self.pids).map(|bytes| after_first_requests(bytes, self.pids.len()))
             }
             Memory::Main => written_memory(&self.pids),
@@ -142,8 +142,8 @@ mod tests {
     #[test]
     fn first_requests_are_counted_if_the_processes_can_be_read() {
         let before = MemoryBytes::from_iter([(Memory::Main, 7)]);
-        let measured = |pids: Vec<u32>, is_new| {
-            let version = ToMeasure { memories: vec![Memory::Main], pids, before: before.clone(), is_new };
+        let measured = |pids: Vec<u32>, just_loaded| {
+            let version = ToMeasure { memories: vec![Memory::Main], pids, before: before.clone(), just_loaded };
             version.measure(&ProcessMemory::default()).of(Memory::Main)
         };
         let mut process = std::process::Command::new("sleep").arg("60").spawn().unwrap();

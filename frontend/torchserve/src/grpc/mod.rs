@@ -23,7 +23,6 @@ use pharos::timeline::Instant;
 use tonic::body::Body;
 use tonic::service::Routes;
 use tonic::{Code, Status};
-use tower::util::BoxCloneService;
 
 use self::accounting::CallEnd;
 use self::inference::Inference;
@@ -84,8 +83,8 @@ pub struct Kserve {
     pub with_reflection: WithReflection,
 }
 
-/// The gRPC services of the v2 protocol.
-pub type KserveGrpc = BoxCloneService<Request<RequestBody>, Response<Body>, Infallible>;
+/// Calls the gRPC services of the v2 protocol.
+pub(super) type KserveGrpc = Arc<dyn Fn(Request<RequestBody>) -> Answering + Send + Sync>;
 
 /// The services of a port.
 #[derive(Clone)]
@@ -166,11 +165,10 @@ impl tower::Service<Request<RequestBody>> for Port {
             (None, Services::Inference(both)) if is_own => both.0.call(bounded(request, bounds, timeout)),
             (None, Services::Management(own)) => Box::pin(own.call(bounded(request, bounds, timeout))),
             (None, Services::Inference(both)) => {
-                let others = &mut both.1;
                 if let Some(standard) = routes::standard(request.uri()) {
                     *request.uri_mut() = standard;
                 }
-                others.call(request)
+                both.1(request)
             }
         };
         Box::pin(async move {

@@ -1,6 +1,7 @@
 //! Registers models at server start: all models of a snapshot, else those of `load_models`. Without a snapshot, an invalid
 //! archive does not prevent the others from being registered.
 
+use std::pin::Pin;
 use std::sync::Arc;
 
 use super::{RegistrationParameters, Registry};
@@ -15,7 +16,12 @@ impl Registry {
     /// # Errors
     /// A model of a snapshot cannot be registered. The server must not continue without it, because its next snapshot would lose
     /// the model. Invalid models of `load_models` are logged and skipped.
-    pub async fn load_at_start(self: &Arc<Self>) -> Result<(), String> {
+    pub fn load_at_start(self: &Arc<Self>) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send + '_>> {
+        // Boxed, so that it is compiled in this package.
+        Box::pin(self.load_configured())
+    }
+
+    async fn load_configured(self: &Arc<Self>) -> Result<(), String> {
         let mut defaults = Vec::new();
         for (url, asked, default) in self.at_start() {
             let named = asked.model_name.clone().unwrap_or_default();
