@@ -89,7 +89,7 @@ pub(super) type KserveGrpc = Arc<dyn Fn(Request<RequestBody>) -> Answering + Sen
 /// The services of a port.
 #[derive(Clone)]
 enum Services {
-    Inference(Box<(InferenceServer, KserveGrpc)>),
+    Inference(InferenceServer, KserveGrpc),
     Management(Routes),
 }
 
@@ -106,7 +106,7 @@ pub(super) fn inference(shared: &Arc<Shared>, kserve: KserveGrpc) -> Port {
     let own = InferenceServer::from_arc(Arc::new(Inference(shared.clone())))
         .max_decoding_message_size(most)
         .max_encoding_message_size(usize::MAX);
-    Port { shared: shared.clone(), services: Services::Inference(Box::new((own, kserve))) }
+    Port { shared: shared.clone(), services: Services::Inference(own, kserve) }
 }
 
 /// Returns the port with model management and reflection.
@@ -162,13 +162,13 @@ impl tower::Service<Request<RequestBody>> for Port {
         let end = CallEnd { count: counts.then(account), refused, logged };
         let answer: Answering = match (denied, &mut self.services) {
             (Some((status, _)), _) => Box::pin(std::future::ready(Ok(status.into_http()))),
-            (None, Services::Inference(both)) if is_own => both.0.call(bounded(request, bounds, timeout)),
+            (None, Services::Inference(own, _)) if is_own => own.call(bounded(request, bounds, timeout)),
             (None, Services::Management(own)) => Box::pin(own.call(bounded(request, bounds, timeout))),
-            (None, Services::Inference(both)) => {
+            (None, Services::Inference(_, kserve)) => {
                 if let Some(standard) = routes::standard(request.uri()) {
                     *request.uri_mut() = standard;
                 }
-                both.1(request)
+                kserve(request)
             }
         };
         Box::pin(async move {
@@ -202,7 +202,7 @@ impl Port {
     fn denied<B>(&self, route: Route, request: &Request<B>) -> Option<(Status, Reason)> {
         let class = class(route);
         let purpose = match self.services {
-            Services::Inference(_) => purpose(class, Some(Purpose::Inference)),
+            Services::Inference(..) => purpose(class, Some(Purpose::Inference)),
             Services::Management(_) => Some(Purpose::Management),
         };
         let wanted = RequiredAccess { route, class, purpose };
