@@ -17,6 +17,8 @@ use super::json::{
     type_error, unreadable, with_allowed_values, without_byte_order_mark,
 };
 
+mod known;
+
 object! {
     /// The top level.
     Request { id: &'a RawValue, parameters: &'a RawValue, inputs: Elements<Input<'a>>, outputs: Elements<Output<'a>> }
@@ -55,6 +57,10 @@ const NO_MEMBER: &str = "attempt to access non-existing object member";
 
 /// Fills `request` from `json` and the binary data that follows it. Returns the request's `binary_data_output`.
 pub(super) fn parse(json: &[u8], binary: Data, request: &mut InferRequest) -> Result<bool, InferError> {
+    let text = known::Text::of(json);
+    if let Some(filled) = text.fill(&binary, request) {
+        return filled;
+    }
     let json = without_byte_order_mark(json);
     // A NUL ends the text, as in Triton; valid JSON contains none.
     let end = if json.contains(&0) { json.iter().position(|&byte| byte == 0) } else { None };
@@ -64,7 +70,12 @@ pub(super) fn parse(json: &[u8], binary: Data, request: &mut InferRequest) -> Re
     check_depth(json)?;
     let relaxed = OnceCell::new();
     let parsed: Request<'_> = from_relaxed(json, &relaxed).map_err(|(error, text)| diagnose(text, &error))?;
-    fill(parsed, binary, request)
+    let has_data = parsed.inputs.iter().flat_map(|inputs| &inputs.0).any(|input| input.data.is_some());
+    let binary_data_output = fill(parsed, binary, request)?;
+    if !has_data {
+        text.keep(request, binary_data_output);
+    }
+    Ok(binary_data_output)
 }
 
 fn fill(parsed: Request<'_>, binary: Data, request: &mut InferRequest) -> Result<bool, InferError> {
@@ -80,10 +91,7 @@ fn fill(parsed: Request<'_>, binary: Data, request: &mut InferRequest) -> Result
     };
     let mut binary = Blobs { rest: binary, model: &request.model_name };
     let inputs = inputs.0.into_iter().map(|one| input(one, &mut binary)).collect::<Result<_, _>>()?;
-    if !binary.rest.is_empty() {
-        let model = binary.model;
-        return Err(InferError::malformed(format!("unexpected additional input data for model '{model}'")));
-    }
+    binary.end()?;
     request.inputs = inputs;
     request.outputs = parsed.outputs.unwrap_or_default().0.into_iter().map(output).collect::<Result<_, _>>()?;
     Ok(binary_data_output)
@@ -181,6 +189,14 @@ impl Blobs<'_> {
                 self.model
             ))),
         }
+    }
+
+    /// Refuses binary data that no input has consumed.
+    fn end(self) -> Result<(), InferError> {
+        if self.rest.is_empty() {
+            return Ok(());
+        }
+        Err(InferError::malformed(format!("unexpected additional input data for model '{}'", self.model)))
     }
 }
 

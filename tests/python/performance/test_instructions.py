@@ -24,7 +24,7 @@ TOLERANCE = 0.1
 ALLOCATIONS_TOLERANCE = 2
 RECORDED = {
     "http json": (70_100, 52),
-    "http binary": (65_900, 55),
+    "http binary": (55_600, 53),
     "grpc": (110_900, 77),
 }
 """Instructions and allocations for a request of the example `simple` on one connection."""
