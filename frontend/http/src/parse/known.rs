@@ -211,7 +211,8 @@ mod tests {
     #[test]
     fn other_texts_are_not_kept() {
         let data = r#"{"inputs":[{"name":"X","shape":[1],"datatype":"INT8","data":[1]}]}"#;
-        let sequence = format!("{{{}", REST.replace("\"binary_data_output\"", "\"sequence_id\":1,\"binary_data_output\""));
+        let sequence =
+            format!("{{{}", REST.replace("\"binary_data_output\"", "\"sequence_id\":1,\"binary_data_output\""));
         let free = format!("{{{}", REST.replace("\"binary_data_output\"", "\"a\":1,\"binary_data_output\""));
         let long = format!("{{{REST}{}", " ".repeat(LONGEST));
         for (json, binary) in [(data, &[][..]), (&sequence, &[1, 2]), (&free, &[1, 2]), (&long, &[1, 2])] {
@@ -232,7 +233,8 @@ mod tests {
     fn only_an_id_of_usual_characters_at_the_beginning_is_separated() {
         let text = |json| Text::of(json);
         assert_eq!(text(br#"{"id":"a b","x":1}"#), Text { id: Some("a b"), rest: br#""x":1}"# });
-        for json in [r#"{"id":"a\u0062","x":1}"#, "{\"id\":\"a\nb\",\"x\":1}", r#"{"id":"é","x":1}"#, r#"{"id":"a"}"#] {
+        for json in [r#"{"id":"a\u0062","x":1}"#, "{\"id\":\"a\nb\",\"x\":1}", r#"{"id":"é","x":1}"#, r#"{"id":"a"}"#]
+        {
             assert_eq!(text(json.as_bytes()), Text { id: None, rest: json.as_bytes() }, "{json}");
         }
         for json in [r#"{"x":1,"id":"a"}"#, r#"{"id":1,"x":1}"#, r#"{"id":"a"#, ""] {
