@@ -7,7 +7,7 @@ use std::cell::RefCell;
 
 use pharos::data::Data;
 use pharos::error::InferError;
-use pharos::infer::{InferInput, InferRequest, RequestedOutput};
+use pharos::infer::{CorrelationId, InferInput, InferRequest, RequestedOutput};
 
 use super::Blobs;
 
@@ -18,24 +18,31 @@ const TEXTS: usize = 16;
 const LONGEST: usize = 1024;
 
 /// Of the texts that are not found, one of this many is kept, so that texts that never come again cost little.
-const KEPT_OF: usize = 4;
+const KEPT_OF: u64 = 4;
+
+/// 2^64 divided by the golden ratio: the multiples of a counter are spread evenly, also those of every second or third count.
+const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// How the text of a request with an id begins.
 const ID: &[u8] = br#"{"id":""#;
 
 thread_local! {
-    static KNOWN: RefCell<Known> = const { RefCell::new(Known { texts: Vec::new(), missed: 0 }) };
+    static KNOWN: RefCell<Known> = const { RefCell::new(Known { texts: Vec::new(), missed: 0, oldest: 0 }) };
 }
 
 struct Known {
     texts: Vec<Parsed>,
     /// The number of texts that were not found.
-    missed: usize,
+    missed: u64,
+    /// The position of the text that is replaced next.
+    oldest: usize,
 }
 
 /// What the text of a request says.
 struct Parsed {
     text: Box<[u8]>,
+    /// Whether an id was separated: what follows it is no JSON, and must not be taken for a whole text.
+    is_rest: bool,
     /// The id, if it is a part of this text.
     id: String,
     inputs: Vec<Input>,
@@ -80,7 +87,8 @@ impl<'a> Text<'a> {
             return None;
         }
         KNOWN.with_borrow(|known| {
-            let parsed = known.texts.iter().find(|parsed| *parsed.text == *self.rest)?;
+            let is_same = |parsed: &&Parsed| *parsed.text == *self.rest && parsed.is_rest == self.id.is_some();
+            let parsed = known.texts.iter().find(is_same)?;
             request.id = self.id.unwrap_or(&parsed.id).to_owned();
             Some(parsed.fill(binary.clone(), request))
         })
@@ -92,23 +100,24 @@ impl<'a> Text<'a> {
             return;
         }
         KNOWN.with_borrow_mut(|known| {
-            let missed = known.missed;
-            known.missed = missed.wrapping_add(1);
-            if !missed.is_multiple_of(KEPT_OF) {
+            let spread = known.missed.wrapping_mul(SPREAD);
+            known.missed = known.missed.wrapping_add(1);
+            if spread > u64::MAX / KEPT_OF {
                 return;
             }
             let parsed = Parsed {
                 text: self.rest.into(),
+                is_rest: self.id.is_some(),
                 id: if self.id.is_some() { String::new() } else { request.id.clone() },
                 inputs: request.inputs.iter().map(Input::of).collect(),
                 outputs: request.outputs.clone(),
                 binary_data_output,
             };
-            let oldest = missed / KEPT_OF % TEXTS;
-            match known.texts.get_mut(oldest) {
-                Some(old) => *old = parsed,
+            match known.texts.get_mut(known.oldest) {
+                Some(oldest) => *oldest = parsed,
                 None => known.texts.push(parsed),
             }
+            known.oldest = (known.oldest + 1) % TEXTS;
         });
     }
 }
@@ -116,7 +125,8 @@ impl<'a> Text<'a> {
 /// Returns whether a request says more than [`Parsed`] holds: parameters, mostly of sequences, which seldom repeat.
 fn has_more(request: &InferRequest) -> bool {
     let numbers = (request.priority, request.timeout_us) != (0, 0);
-    let sequence = !request.correlation_id.is_none() || request.sequence_start || request.sequence_end;
+    // An empty id is an id that responses show.
+    let sequence = request.correlation_id != CorrelationId::default() || request.sequence_start || request.sequence_end;
     !request.parameters.is_empty() || numbers || sequence
 }
 
@@ -182,8 +192,7 @@ mod tests {
             let (first, known) = parse(&json, &[1, 2]);
             let (first, binary) = first.unwrap();
             assert!(!known || id == "\"id\":\"\",", "the rest is the same as with another id");
-            // One of four is kept.
-            (0..KEPT_OF).for_each(|_| drop(parse(&json, &[1, 2])));
+            (0..2 * KEPT_OF).for_each(|_| drop(parse(&json, &[1, 2])));
             let (again, known) = parse(&json, &[1, 2]);
             let (again, binary_again) = again.unwrap();
             assert!(known && is_equal(&first, &again) && binary && binary_again, "{again:?}");
@@ -213,9 +222,12 @@ mod tests {
         let data = r#"{"inputs":[{"name":"X","shape":[1],"datatype":"INT8","data":[1]}]}"#;
         let sequence =
             format!("{{{}", REST.replace("\"binary_data_output\"", "\"sequence_id\":1,\"binary_data_output\""));
+        let empty =
+            format!("{{{}", REST.replace("\"binary_data_output\"", "\"sequence_id\":\"\",\"binary_data_output\""));
         let free = format!("{{{}", REST.replace("\"binary_data_output\"", "\"a\":1,\"binary_data_output\""));
         let long = format!("{{{REST}{}", " ".repeat(LONGEST));
-        for (json, binary) in [(data, &[][..]), (&sequence, &[1, 2]), (&free, &[1, 2]), (&long, &[1, 2])] {
+        for json in [data, &sequence, &empty, &free, &long] {
+            let binary = if json == data { &[][..] } else { &[1, 2] };
             (0..2 * KEPT_OF).for_each(|_| drop(parse(json, binary).0.unwrap()));
             assert_eq!(KNOWN.with_borrow(|known| known.texts.len()), 0, "{json}");
         }
@@ -223,10 +235,33 @@ mod tests {
 
     #[test]
     fn a_thread_keeps_a_bounded_number_of_texts() {
-        for number in 0..KEPT_OF * TEXTS * 2 {
+        for number in 0..KEPT_OF as usize * TEXTS * 2 {
             parse(&format!("{{\"member\":{number},{REST}"), &[1, 2]).0.unwrap();
         }
         assert_eq!(KNOWN.with_borrow(|known| known.texts.len()), TEXTS);
+    }
+
+    #[test]
+    fn a_text_that_comes_every_second_time_is_kept() {
+        let mut found = 0;
+        for number in 0..1000 {
+            parse(&format!("{{\"member\":{number},{REST}"), &[1, 2]).0.unwrap();
+            found += u32::from(parse(&format!("{{{REST}"), &[1, 2]).1);
+        }
+        assert!(found > 900, "{found} of 1000 were found");
+    }
+
+    #[test]
+    fn what_follows_an_id_is_no_text() {
+        let whole = format!("{{{REST}");
+        let with_id = format!("{{\"id\":\"a\",{REST}");
+        for json in [&whole, &with_id] {
+            (0..2 * KEPT_OF).for_each(|_| drop(parse(json, &[1, 2])));
+            assert!(parse(json, &[1, 2]).1);
+        }
+        for json in [REST.to_owned(), format!("{{\"id\":\"a\",{whole}")] {
+            assert!(parse(&json, &[1, 2]).0.is_err(), "{json}");
+        }
     }
 
     #[test]
