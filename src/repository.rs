@@ -190,6 +190,15 @@ impl States {
         }
     }
 
+    /// Records that the model is unloaded: that it or versions of it could not be loaded no longer counts.
+    pub fn end_failures(&mut self, model: &str) {
+        let Some(status) = self.models.get_mut(model) else { return };
+        status.failure.clear();
+        status.load_failed = false;
+        let failed = |status: &&mut VersionStatus| status.state == State::Unavailable && status.reason != ON_DEMAND;
+        status.versions.values_mut().filter(failed).for_each(|status| status.reason = UNLOADED.to_owned());
+    }
+
     /// Records that several repositories have the model, so that it cannot be loaded. The index shows this in place of versions.
     pub fn mark_duplicate(&mut self, model: &str) {
         *self.entry(model) = ModelStatus { failure: DUPLICATE.to_owned(), load_failed: true, ..ModelStatus::default() };

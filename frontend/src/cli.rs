@@ -187,7 +187,7 @@ pub struct General {
     /// Exit if a model cannot be loaded at start
     #[arg(long, value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_EXIT_ON_ERROR", value_parser = boolean, help_heading = GENERAL)]
     pub exit_on_error: bool,
-    /// Report the server as ready only when all models are ready; if false, as soon as it accepts requests
+    /// Report the server as ready only while all models are ready; if false, once the load at the start has ended
     #[arg(long, value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_STRICT_READINESS", value_parser = boolean, help_heading = GENERAL)]
     pub strict_readiness: bool,
 }
@@ -515,14 +515,12 @@ mod tests {
             let warnings = parse(args).unwrap().warnings();
             assert_eq!(warnings.iter().filter(|text| text.contains("has no effect")).collect::<Vec<_>>(), expected);
         };
-        let idle = "--model-idle-unload-secs has no effect without --model-control-mode=on-demand";
-        let waiting = "--on-demand-max-waiting has no effect without --model-control-mode=on-demand";
         let poll = "--repository-poll-secs has no effect without --model-control-mode=poll";
+        // A model can be loaded on demand in all modes.
         let all = ["--model-idle-unload-secs=5", "--on-demand-max-waiting=5", "--repository-poll-secs=5"];
-        check(&all, &[idle, waiting, poll]);
-        check(&[&all[..], &["--model-control-mode=explicit"]].concat(), &[idle, waiting, poll]);
-        check(&[&all[..], &["--model-control-mode=on-demand"]].concat(), &[poll]);
-        check(&[&all[..], &["--model-control-mode=poll"]].concat(), &[idle, waiting]);
+        check(&all, &[poll]);
+        check(&[&all[..], &["--model-control-mode=explicit"]].concat(), &[poll]);
+        check(&[&all[..], &["--model-control-mode=poll"]].concat(), &[]);
         check(&[], &[]);
     }
 

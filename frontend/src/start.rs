@@ -159,13 +159,13 @@ async fn serve(
     let manager = ServiceManager::start();
     let hangup = signal(SignalKind::hangup()).map_err(|error| format!("cannot handle signals: {error}"))?;
     let (file, overrides) = options.metrics_definition();
-    let source = Source { file, overrides, usual_mode: Some(usual_mode(options)) };
+    let source = Source { file, overrides, usual_mode: Some(usual_mode(options, plan)) };
     let metrics = source.read()?;
     tracing::info!("metrics from {source}: {}", listing::summary(&metrics.catalog));
     let logs = metric_logs(options, metrics.names_mode);
     let clouds = Clouds::new(options, plan.is_some())?;
     let event_loops = threads.event_loops.clone();
-    let (engine, system) = engine(options, metrics, (descriptors, threads, clouds.registered())).await?;
+    let (engine, system) = engine(options, metrics, (descriptors, threads), (plan, clouds.registered())).await?;
     let tslog = tslog::Writer::start(engine.cache().clone(), logs).map_err(|error| error.to_string())?;
     let push = options.metrics_push()?.map(|settings| engine.push_metrics(settings)).transpose()?;
     let _polling = engine.watch_system(system).map_err(|error| error.to_string())?;
@@ -266,8 +266,11 @@ fn receive_budget(options: &Options) -> Budget {
     Budget::new(options.http_clients.receive_memory.unwrap_or_else(usual))
 }
 
-/// Returns the default mode of metrics: logs are only written if a directory or standard output is set.
-fn usual_mode(options: &Options) -> Mode {
+/// Returns the default mode of metrics: logs are only written if a directory or standard output is set, with a plan only logs.
+fn usual_mode(options: &Options, plan: Option<&Plan<Options>>) -> Mode {
+    if plan.is_some() {
+        return Mode::Tslog;
+    }
     let named = options.tslog.named_location(|name| std::env::var_os(name)).is_some();
     if named || options.tslog.stdout { Mode::Both } else { Mode::Prometheus }
 }
@@ -339,7 +342,11 @@ fn report(failures: Vec<(String, String)>, options: &Options) -> Result<(), Stri
         return Err(format!("{text}\n(with --exit-on-error=false the server starts without them)"));
     }
     let names: Vec<&str> = failures.iter().map(|(model, _)| model.as_str()).collect();
-    tracing::warn!("serving without the models that failed to load: {}", names.join(", "));
+    let readiness = match options.general.strict_readiness {
+        true => "; the server does not report itself as ready without them (--strict-readiness=false: it does)",
+        false => "",
+    };
+    tracing::warn!("serving without the models that failed to load: {}{readiness}", names.join(", "));
     Ok(())
 }
 
@@ -347,7 +354,8 @@ fn report(failures: Vec<(String, String)>, options: &Options) -> Result<(), Stri
 async fn engine(
     options: &Options,
     metrics: Definition,
-    (descriptors, threads, registered): (Arc<Descriptors>, loader::Threads, Option<Registered>),
+    (descriptors, threads): (Arc<Descriptors>, loader::Threads),
+    (plan, registered): (Option<&Plan<Options>>, Option<Registered>),
 ) -> Result<(Engine, system::Settings), String> {
     let library = onnxruntime::find(options.workers.onnxruntime_library.as_deref())?;
     let labels = cache::Settings {
@@ -358,8 +366,9 @@ async fn engine(
         omit_idle: options.metrics.omit_idle,
         ..cache::Settings::new(&hostname())
     };
-    // The system is only measured if a scrape, a metric log or a push can show it.
-    let seen = options.metrics.allow || metrics.catalog.mode() != Mode::Prometheus || options.metrics_push()?.is_some();
+    // The system is only measured if a scrape, a metric log or a push can show it. The ports of a plan are scraped too.
+    let scraped = options.metrics.allow || plan.is_some();
+    let seen = scraped || metrics.catalog.mode() != Mode::Prometheus || options.metrics_push()?.is_some();
     let gpus = find_gpus(options.metrics.nvml_library.clone(), options.gpus.min_capability).await;
     let system = system_settings(&options.metrics, seen, gpus.clone());
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();

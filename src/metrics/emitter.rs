@@ -2,6 +2,7 @@
 //! valid names, default buckets, and a limit on log lines.
 
 use std::borrow::Cow;
+use std::fmt::Display;
 
 use super::builtin::DURATIONS;
 use super::kind::Kind;
@@ -104,10 +105,64 @@ impl Throttle {
     }
 }
 
+/// The metric samples that were lost since the last log line.
+#[derive(Debug, Default)]
+pub struct LostSamples {
+    count: u64,
+    /// The first distinct reasons.
+    reasons: Vec<String>,
+    throttle: Throttle,
+}
+
+impl LostSamples {
+    /// The number of reasons that a line names.
+    pub const REASONS: usize = 8;
+
+    /// Adds lost samples, and reasons that this or later samples are lost for. Returns what to log, at most once a second: the number
+    /// of samples and the reasons.
+    pub fn add(
+        &mut self,
+        count: u64,
+        reasons: impl IntoIterator<Item: Display>,
+        now: Instant,
+    ) -> Option<(u64, String)> {
+        self.count = self.count.saturating_add(count);
+        for reason in reasons {
+            if self.reasons.len() >= Self::REASONS {
+                break;
+            }
+            let reason = reason.to_string();
+            if !self.reasons.contains(&reason) {
+                self.reasons.push(reason);
+            }
+        }
+        if self.count == 0 || self.reasons.is_empty() || self.throttle.admit(now).is_none() {
+            return None;
+        }
+        let reasons = std::mem::take(&mut self.reasons);
+        Some((std::mem::take(&mut self.count), reasons.join("; ")))
+    }
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_names_the_reasons_since_the_last_line() {
+        let (mut lost, second) = (LostSamples::default(), |second: u64| Instant(second * 1_000_000_000));
+        let none: [&str; 0] = [];
+        assert_eq!(lost.add(1, none, second(1)), None, "without a reason");
+        assert_eq!(lost.add(1, ["a"], second(1)), Some((2, "a".to_owned())));
+        assert_eq!(lost.add(1, ["b"], second(1)), None, "too soon");
+        assert_eq!(lost.add(1, ["a", "b"], second(1)), None);
+        assert_eq!(lost.add(0, none, second(2)), Some((2, "b; a".to_owned())));
+        assert_eq!(lost.add(0, ["a"], second(3)), None, "no sample was lost");
+        let many: Vec<String> = (0..20).map(|number| number.to_string()).collect();
+        let (count, reasons) = lost.add(20, many, second(3)).unwrap();
+        assert_eq!((count, reasons.as_str()), (20, "a; 0; 1; 2; 3; 4; 5; 6"));
+    }
 
     #[test]
     fn invalid_characters_of_names_are_replaced() {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::cache::{Cache, SampleError, Series};
 use super::channel::{Corrupt, Definition, Event, Reader};
+use super::emitter::LostSamples;
 use super::record;
 use super::series::ModelSeries;
 
@@ -56,8 +57,18 @@ pub struct Drained {
     pub refused: u64,
     /// Samples that the worker could not send since the last call. Recorded as dropped.
     pub dropped: u64,
-    /// The error of the first refused sample, for the log.
-    pub refusal: Option<SampleError>,
+    /// The first distinct errors of refused samples, for the log.
+    pub refusals: Vec<SampleError>,
+}
+
+impl Drained {
+    #[cold]
+    fn refuse(&mut self, error: &SampleError) {
+        self.refused += 1;
+        if self.refusals.len() < LostSamples::REASONS && !self.refusals.contains(error) {
+            self.refusals.push(error.clone());
+        }
+    }
 }
 
 impl Feed {
@@ -101,15 +112,9 @@ impl Feed {
                 Some(Destination::Off) => {}
                 Some(Destination::Series(series)) => match series.add_or_update_for(sample.value, sample.request_id) {
                     Ok(()) => drained.samples += 1,
-                    Err(error) => {
-                        drained.refused += 1;
-                        drained.refusal.get_or_insert(error);
-                    }
+                    Err(error) => drained.refuse(&error),
                 },
-                Some(Destination::Refused(error)) => {
-                    drained.refused += 1;
-                    drained.refusal.get_or_insert_with(|| error.clone());
-                }
+                Some(Destination::Refused(error)) => drained.refuse(error),
                 None => drained.refused += 1,
             },
         });
@@ -164,7 +169,7 @@ mod tests {
         writer.count_dropped();
         let drained = feed.drain(&cache, &model).unwrap();
         assert_eq!((drained.samples, drained.refused, drained.dropped), (2, 3, 1));
-        assert!(matches!(drained.refusal, Some(SampleError::WrongLabels { .. })));
+        assert!(matches!(drained.refusals[..], [SampleError::WrongLabels { .. }]));
         assert_eq!(cache.counter("Orders", &["a"]).unwrap().value(), 5.0);
         assert_eq!(model.counts.samples_dropped.get(), 4);
         assert_eq!(feed.drain(&cache, &model), Ok(Drained::default()));
@@ -192,7 +197,7 @@ mod tests {
         cache.reload(Catalog::parse("mode: prometheus", "m.yaml").unwrap());
         assert_eq!(feed.drain(&cache, &model), Ok(Drained::default()), "nothing was sent, so nothing is refused");
         push(&mut writer, series, 2.0);
-        assert!(matches!(feed.drain(&cache, &model).unwrap().refusal, Some(SampleError::Undeclared(_))));
+        assert!(matches!(feed.drain(&cache, &model).unwrap().refusals[..], [SampleError::Undeclared(_)]));
         cache.reload(Catalog::parse(ORDERS, "m.yaml").unwrap());
         push(&mut writer, series, 4.0);
         assert_eq!(feed.drain(&cache, &model).unwrap().samples, 1);

@@ -82,7 +82,8 @@ fn undeclared(definition: &Definition) -> String {
     let labels: Vec<&str> = labels.iter().map(|(name, _)| name.as_str()).collect();
     format!(
         "metric `{name}` is not defined in metrics.yaml; add under model_metrics.{}: \
-         `- {{name: {name}, unit: {}, dimensions: [{}]}}`, or start with --model-metrics-auto-detect",
+         `- {{name: {name}, unit: {}, dimensions: [{}]}}`, or detect metrics: --model-metrics-auto-detect, or \
+         model_metrics_auto_detect=true in config.properties",
         kind.unwrap_or(Kind::Gauge).as_str(),
         if unit.is_empty() { "unit" } else { unit },
         labels.join(", ")

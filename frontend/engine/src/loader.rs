@@ -7,6 +7,7 @@ mod change;
 mod checksums;
 mod configure;
 mod control;
+mod dependents;
 mod ensembles;
 mod load;
 mod memory_budget;

@@ -1,4 +1,4 @@
-//! Log lines for individual requests (`--log-access`).
+//! Log lines for individual requests (`--log-access`, `--log-verbose`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -10,12 +10,12 @@ use pharos_os::clock;
 
 use crate::deadline;
 
-/// Whether individual requests are logged, for the whole process.
+/// Whether individual requests are logged, for the whole process, if verbose lines are not.
 static ENABLED: AtomicBool = AtomicBool::new(false);
 
 /// Returns whether individual requests are logged.
 pub fn is_enabled() -> bool {
-    ENABLED.load(Ordering::Relaxed)
+    ENABLED.load(Ordering::Relaxed) || tracing::enabled!(target: TARGET, tracing::Level::DEBUG)
 }
 
 /// Enables or disables the lines.

@@ -174,12 +174,9 @@ impl Models {
     }
 }
 
-/// Flags that only one control mode uses.
-const OF_MODE: [(&str, ControlMode, &str); 3] = [
-    ("model-idle-unload-secs", ControlMode::OnDemand, "on-demand"),
-    ("on-demand-max-waiting", ControlMode::OnDemand, "on-demand"),
-    ("repository-poll-secs", ControlMode::Poll, "poll"),
-];
+/// Flags that only one control mode uses. Those of models that are loaded on demand are not among them: the configuration of a model
+/// can say that requests load it.
+const OF_MODE: [(&str, ControlMode, &str); 1] = [("repository-poll-secs", ControlMode::Poll, "poll")];
 
 /// Returns a warning for each given flag that has no effect in the control mode.
 pub(super) fn without_mode(matches: &ArgMatches) -> Vec<String> {

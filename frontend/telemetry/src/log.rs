@@ -213,10 +213,12 @@ pub(crate) fn metrics(lines: &str) {
 /// Returns whether the current settings log a line.
 fn is_wanted(metadata: &Metadata<'_>) -> bool {
     let on = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
-    let verbose = |least| CURRENT.verbose.load(Ordering::Relaxed) >= least && is_ours(metadata.target());
+    let is_request = metadata.target() == REQUEST_LOG_TARGET;
+    let verbose =
+        |least| CURRENT.verbose.load(Ordering::Relaxed) >= least && (is_request || is_ours(metadata.target()));
     match *metadata.level() {
-        // The edges log a request only if that is enabled; the other settings do not apply.
-        Level::INFO if metadata.target() == REQUEST_LOG_TARGET => true,
+        // The edges log a request only if that is enabled, or if lines of the level DEBUG are wanted.
+        Level::INFO if is_request => true,
         Level::ERROR => on(&CURRENT.error),
         Level::WARN => on(&CURRENT.warning),
         Level::INFO => on(&CURRENT.info),

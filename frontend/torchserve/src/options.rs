@@ -59,11 +59,10 @@ pub(super) fn options(
 }
 
 fn metrics(settings: &Settings, notes: &mut Vec<Note>) -> Vec<OsString> {
-    let mode = match settings.metrics_mode.as_deref() {
-        None | Some("log") => "tslog",
-        Some(mode) => mode,
-    };
-    let mut options: Vec<OsString> = vec![format!("--metrics-mode={mode}").into(), "--tslog-stdout=true".into()];
+    let mode = settings.metrics_mode.as_deref().map(|mode| if mode == "log" { "tslog" } else { mode });
+    // Without it, the mode in the file decides.
+    let mode = mode.map(|mode| format!("--metrics-mode={mode}").into());
+    let mut options: Vec<OsString> = mode.into_iter().chain(["--tslog-stdout=true".into()]).collect();
     match &settings.metrics_config {
         Some(file) if file.is_file() => options.push(joined("--metrics-config=", file)),
         // TorchServe continues without any metrics.

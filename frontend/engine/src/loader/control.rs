@@ -36,6 +36,8 @@ pub(super) struct LoadRequest {
     pub(super) overrides: Option<Arc<Overrides>>,
     /// Whether the server loads it by itself, neither for a client nor as a member of an ensemble.
     pub(super) by_itself: bool,
+    /// Whether the overrides are a client's, and not those of an earlier load.
+    pub(super) overriding: bool,
     /// Whether to reload it even if it has not changed.
     pub(super) reload: bool,
     pub(super) failing: OnLoadFailure,
@@ -43,7 +45,8 @@ pub(super) struct LoadRequest {
 
 impl LoadRequest {
     pub(super) fn new(name: &str, overrides: Option<Arc<Overrides>>) -> Self {
-        Self { name: name.to_owned(), overrides, by_itself: false, reload: false, failing: OnLoadFailure::Keep }
+        let failing = OnLoadFailure::Keep;
+        Self { name: name.to_owned(), overrides, by_itself: false, overriding: false, reload: false, failing }
     }
 }
 
@@ -112,8 +115,10 @@ impl Loader {
         // Overrides of an earlier load apply as long as the model is loaded.
         let wanted: Vec<LoadRequest> = {
             let table = self.models.snapshot();
-            let wanted = |name: &String| {
-                LoadRequest::new(name, overrides.clone().or_else(|| table.overrides.get(name).cloned()))
+            let earlier = |name: &String| table.overrides.get(name).cloned();
+            let wanted = |name: &String| match &overrides {
+                Some(overrides) => LoadRequest { overriding: true, ..LoadRequest::new(name, Some(overrides.clone())) },
+                None => LoadRequest::new(name, earlier(name)),
             };
             all.iter().map(wanted).collect()
         };
@@ -155,11 +160,11 @@ impl Loader {
         }
         let on_demand = self.on_demand_among(loads.iter().map(|(wanted, _, prepared, _)| (wanted, prepared)));
         loads.retain(|(wanted, _, prepared, _)| {
-            if on_demand.contains(&wanted.name) {
-                self.add_on_demand(prepared);
+            let added = on_demand.contains(&wanted.name) && self.add_on_demand(prepared);
+            if added {
                 results.insert(wanted.name.clone(), Ok(()));
             }
-            !on_demand.contains(&wanted.name)
+            !added
         });
         let instances: usize = loads.iter().map(|(_, _, prepared, _)| prepared.instances()).sum();
         if let Some(warning) = self.settings.descriptors.warning(loads.len(), instances) {
@@ -244,12 +249,12 @@ impl Loader {
         read
     }
 
-    fn begun(&self, wanted: LoadRequest) -> (LoadRequest, Unloads) {
+    pub(super) fn begun(&self, wanted: LoadRequest) -> (LoadRequest, Unloads) {
         let unloads = self.locks.of(&wanted.name).unloads();
         (wanted, unloads)
     }
 
-    async fn checked_dependencies(
+    pub(super) async fn checked_dependencies(
         self: &Arc<Self>,
         name: &str,
         prepared: Result<Prepared, PrepareError>,
@@ -260,7 +265,7 @@ impl Loader {
     }
 
     /// Records that the load of a model could not begin. Serving versions continue, unless they are to be withdrawn.
-    fn not_prepared(
+    pub(super) fn not_prepared(
         self: &Arc<Self>,
         wanted: &LoadRequest,
         unloads: &Unloads,
@@ -305,12 +310,20 @@ impl Loader {
     }
 
     /// Loads one model, unless it is unloaded or the server exits meanwhile.
-    async fn load_one(self: &Arc<Self>, wanted: &LoadRequest, mut unloads: Unloads, prepared: &Prepared) -> Loaded {
+    pub(super) async fn load_one(
+        self: &Arc<Self>,
+        wanted: &LoadRequest,
+        mut unloads: Unloads,
+        prepared: &Prepared,
+    ) -> Loaded {
         let name = wanted.name.as_str();
         let lock = self.locks.of(name);
         let load = async {
             let _held = lock.held().await;
             let _permit = self.permits.acquire().await;
+            if !wanted.overriding && has_other_overrides(&self.models.snapshot(), wanted) {
+                return Ok(());
+            }
             // An ensemble must be reloaded after a member was.
             let running = self.models.snapshot().serving.get(name).cloned().unwrap_or_default();
             let (reload, failing) = match running.values().any(|serving| self.models.has_other_members(serving)) {
@@ -321,15 +334,8 @@ impl Loader {
             let applied = self.apply(prepared, reload, failing).await;
             self.models.change(|table| {
                 table.states.load_ended(name, applied.is_ok());
-                match (&applied, &wanted.overrides) {
-                    (Err(_), _) => {}
-                    (Ok(()), Some(overrides)) => drop(table.overrides.insert(name.to_owned(), overrides.clone())),
-                    (Ok(()), None) => {
-                        table.overrides.remove(name);
-                        if self.is_on_demand(prepared) {
-                            table.remember_on_demand(name);
-                        }
-                    }
+                if applied.is_ok() {
+                    self.record_loaded(table, wanted, prepared);
                 }
             });
             applied.map_err(|reason| load_failed(name, &reason))
@@ -343,67 +349,22 @@ impl Loader {
         }
     }
 
-    /// Reloads the wanted ensembles that depend on changed models, or withdraws those that can no longer be loaded.
-    pub(super) async fn reload_dependents(self: &Arc<Self>, changed: &BTreeSet<String>) {
-        for name in self.dependents_of(changed) {
-            if self.stores.namespaces() && !self.members_changed(&name, changed).await {
-                continue;
-            }
-            let Some(overrides) = self.overrides_with_members(&name) else {
-                if self.models.snapshot().serving.contains_key(&name) {
-                    let lock = self.locks.of(&name);
-                    let _held = lock.held().await;
-                    self.withdraw(&name);
-                    if matches!(self.settings.mode, Mode::None | Mode::Poll(_)) {
-                        // A member was removed, but not the ensemble.
-                        self.models.change(|table| table.states.load_ended(&name, false));
-                    }
-                }
-                continue;
-            };
-            let wanted = LoadRequest {
-                reload: true,
-                failing: OnLoadFailure::Withdraw,
-                ..LoadRequest::new(&name, overrides.clone())
-            };
-            let (wanted, unloads) = self.begun(wanted);
-            let (loader, model) = (self.clone(), name.clone());
-            let prepared = blocking::run(move || loader.prepare(&model, overrides.as_deref())).await;
-            let prepared = prepared.unwrap_or_else(|error| Err(PrepareError::Unreadable(error.to_string())));
-            match self.checked_dependencies(&name, prepared).await {
-                Ok(prepared) => drop(self.load_one(&wanted, unloads, &prepared).await),
-                Err(unprepared) => {
-                    let lock = self.locks.of(&name);
-                    let _held = lock.held().await;
-                    drop(self.not_prepared(&wanted, &unloads, &unprepared));
+    /// Records in the table that a load has succeeded.
+    fn record_loaded(&self, table: &mut Snapshot, wanted: &LoadRequest, prepared: &Prepared) {
+        let name = wanted.name.as_str();
+        // Another load of the model, which has failed meanwhile, may have removed it.
+        table.wanted.insert(name.to_owned());
+        match &wanted.overrides {
+            Some(overrides) => drop(table.overrides.insert(name.to_owned(), overrides.clone())),
+            None => {
+                table.overrides.remove(name);
+                if self.is_on_demand(prepared) {
+                    table.remember_on_demand(name);
+                } else {
+                    table.forget_on_demand(name);
                 }
             }
         }
-    }
-
-    /// Returns the wanted ensembles that depend on changed models, sorted by depth, so that an ensemble of ensembles finds its
-    /// reloaded members.
-    fn dependents_of(&self, changed: &BTreeSet<String>) -> Vec<String> {
-        let table = self.models.snapshot();
-        let mut all: Vec<String> = Vec::new();
-        for name in changed {
-            let dependents = table.touched_by(name).into_iter();
-            let new = dependents.filter(|name| table.wanted.contains(name) && !changed.contains(name));
-            for dependent in new {
-                if !all.contains(&dependent) {
-                    all.push(dependent);
-                }
-            }
-        }
-        all.sort_by_key(|name| table.dependencies.depth(name));
-        all
-    }
-
-    /// Returns the overrides of an ensemble, if it has any, while all its members serve; `None` otherwise.
-    fn overrides_with_members(&self, name: &str) -> Option<Option<Arc<Overrides>>> {
-        let table = self.models.snapshot();
-        let all_serve = table.dependencies.members(name).all(|member| table.serving.contains_key(member));
-        all_serve.then(|| table.overrides.get(name).cloned())
     }
 
     async fn unload_named(self: &Arc<Self>, name: &str, dependents: bool) {
@@ -437,12 +398,16 @@ impl Loader {
             let lock = self.locks.of(name);
             lock.unload();
             let _held = lock.held().await;
-            if self.list_blocking().await.is_ok_and(|names| !names.contains_key(name)) {
-                self.models.change(|table| {
+            let is_removed = self.list_blocking().await.is_ok_and(|names| !names.contains_key(name));
+            self.models.change(|table| {
+                // A load that ended before it was cancelled may have inserted it again.
+                table.wanted.remove(name);
+                table.states.end_failures(name);
+                if is_removed {
                     table.on_demand.remove(name);
                     table.removed_from_repository.insert(name.clone());
-                });
-            }
+                }
+            });
             self.withdraw(name);
         }
         self.reload_dependents(&unloaded.iter().cloned().collect()).await;
@@ -454,7 +419,7 @@ impl Loader {
     }
 
     /// Removes the model from the table; accepted requests finish.
-    fn withdraw(self: &Arc<Self>, model: &str) {
+    pub(super) fn withdraw(self: &Arc<Self>, model: &str) {
         self.withdraw_if(model, |_| true);
     }
 
@@ -491,6 +456,13 @@ pub(super) fn not_polled(model: &str, reason: &str) -> InferError {
 /// Returns the error of requests, loads and unloads that the exit of the server refuses or ends.
 pub(crate) fn exits() -> InferError {
     InferError::not_ready(EXITING_TEXT)
+}
+
+/// Returns whether a client has loaded a model with overrides since a load without was prepared. They apply as long as the model is
+/// loaded.
+fn has_other_overrides(table: &Snapshot, wanted: &LoadRequest) -> bool {
+    let loaded = table.overrides.get(&wanted.name).map(Arc::as_ptr);
+    table.serving.contains_key(&wanted.name) && loaded != wanted.overrides.as_ref().map(Arc::as_ptr)
 }
 
 fn load_failed(model: &str, reasons: &str) -> InferError {

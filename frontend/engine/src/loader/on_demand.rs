@@ -137,11 +137,18 @@ impl Loader {
             InferError::not_ready(format!("model '{name}' could not be loaded on demand: {reason}"))
         })?;
         let unloads = self.locks.of(name).unloads();
-        let overrides = self.models.snapshot().overrides.get(name).cloned();
-        let mut loaded = self.load_all_of(vec![LoadRequest::new(name, overrides)]).await;
+        let loaded = loop {
+            let updates = model.updates();
+            let overrides = self.models.snapshot().overrides.get(name).cloned();
+            let mut loaded = self.load_all_of(vec![LoadRequest::new(name, overrides)]).await;
+            let missing = || Err(InferError::internal(format!("model '{name}' was not loaded")));
+            let loaded = loaded.remove(name).unwrap_or_else(missing);
+            // Its files may have changed after the load has read them.
+            if loaded.is_err() || model.updates() == updates {
+                break loaded;
+            }
+        };
         drop(reservation);
-        let missing = || Err(InferError::internal(format!("model '{name}' was not loaded")));
-        let loaded = loaded.remove(name).unwrap_or_else(missing);
         record::on_demand_loaded(self.cache(), name, loaded.is_ok());
         match loaded {
             Ok(()) => {
@@ -149,7 +156,10 @@ impl Loader {
                 // Before it can be unloaded.
                 let awaited = model.await_requests();
                 self.models.change(|table| {
-                    table.demanded.insert(name.to_owned());
+                    // Unless its configuration no longer says that requests load it.
+                    if table.on_demand.contains_key(name) {
+                        table.demanded.insert(name.to_owned());
+                    }
                 });
                 Ok(awaited)
             }
@@ -211,8 +221,8 @@ impl Loader {
         found
     }
 
-    /// Adds a model that is loaded on demand to the model table.
-    pub(super) fn add_on_demand(&self, prepared: &Prepared) {
+    /// Adds a model that is loaded on demand to the model table, unless a request has just loaded it. Returns whether it did.
+    pub(super) fn add_on_demand(&self, prepared: &Prepared) -> bool {
         let config = |directory| match &prepared.configuration {
             Configuration::Known(config) => Some((**config).clone()),
             Configuration::CompletedByCode(code) if code.may_answer(directory) => None,
@@ -222,8 +232,13 @@ impl Loader {
         let model = OnDemand::new(
             versions.map(|(number, version)| (*number, version.directory.clone(), config(&version.directory))),
         );
-        let name = prepared.name.as_str();
+        let (name, mut added) = (prepared.name.as_str(), false);
         self.models.change(|table| {
+            added = !table.serving.contains_key(name);
+            if !added {
+                return;
+            }
+            // If a load is running, it has other files, is repeated, and inserts it again.
             table.wanted.remove(name);
             table.states.forget_unavailable(name, |_| false);
             for number in prepared.versions.keys() {
@@ -235,6 +250,7 @@ impl Loader {
                 None => drop(table.on_demand.insert(name.to_owned(), Arc::new(model))),
             }
         });
+        added
     }
 
     /// Watches the loaded models until the server exits: unloads those without use if the settings say after which time, and keeps

@@ -21,11 +21,13 @@ impl Loader {
         tracing::info!(model = name, reason = reason.as_str(), "unloaded a model that is loaded on demand");
         let table = self.models.snapshot();
         for member in released(&table, name) {
-            self.withdraw_at_once(member, |table| released(table, name).contains(member));
+            // Unless a request loads the ensemble again.
+            let is_released = |table: &Snapshot| !table.wanted.contains(name) && released(table, name).contains(member);
+            self.withdraw_at_once(member, is_released);
         }
     }
 
-    /// Removes a model from the table if the condition holds and no operation changes it. Returns whether it did.
+    /// Removes a model from the table if the condition holds and no operation changes it or is about to. Returns whether it did.
     fn withdraw_at_once(self: &Arc<Self>, name: &str, condition: impl FnOnce(&Snapshot) -> bool) -> bool {
         let lock = self.locks.of(name);
         // Not waited for: the holder of the lock may wait until this model has made room.

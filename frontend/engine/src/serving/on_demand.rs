@@ -25,6 +25,8 @@ type Version = (PathBuf, Option<Arc<ModelConfig>>);
 /// A model that is loaded on demand.
 pub(crate) struct OnDemand {
     versions: RwLock<BTreeMap<u64, Version>>,
+    /// How often the files have changed.
+    updates: AtomicU64,
     /// The failed loads. Locked only to read or change them.
     attempts: Mutex<Attempts>,
     /// The load that runs. Locked only to begin a load, to find it and to forget it.
@@ -43,6 +45,7 @@ impl OnDemand {
         let versions = versions.map(|(number, directory, config)| (number, (directory, config.map(Arc::new))));
         Self {
             versions: RwLock::new(versions.collect()),
+            updates: AtomicU64::new(0),
             attempts: Mutex::default(),
             load: Mutex::default(),
             awaited: AtomicUsize::new(0),
@@ -99,6 +102,12 @@ impl OnDemand {
     pub(crate) fn update(&self, read: Self) {
         self.replace(read.versions.into_inner().unwrap_or_else(PoisonError::into_inner));
         self.attempts().succeeded();
+        self.updates.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns a number that grows with each change of the files.
+    pub(crate) fn updates(&self) -> u64 {
+        self.updates.load(Ordering::Relaxed)
     }
 
     fn replace(&self, versions: BTreeMap<u64, Version>) {
@@ -180,6 +189,12 @@ impl Snapshot {
             let model = self.on_demand.entry(name.to_owned()).or_insert_with(|| Arc::new(OnDemand::new(iter::empty())));
             model.loaded(versions);
         }
+    }
+
+    /// Forgets that requests load a model, after a load whose configuration no longer says so.
+    pub(crate) fn forget_on_demand(&mut self, name: &str) {
+        self.on_demand.remove(name);
+        self.demanded.remove(name);
     }
 
     /// Counts a request that waited until its model was loaded on demand.

@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pharos::metrics::builtin::Builtin;
-use pharos::metrics::cache::{Cache, SampleError, Series};
+use pharos::metrics::cache::{Cache, Series};
 use pharos::metrics::channel;
-use pharos::metrics::emitter::Throttle;
+use pharos::metrics::emitter::LostSamples;
 use pharos::metrics::feed::Feed;
 use pharos::metrics::labels::Source;
 use pharos::metrics::record;
@@ -45,16 +45,8 @@ struct State {
     fault: Option<String>,
     /// The counter of all samples, and the generation of the cache to which it belongs.
     samples: Option<(u64, Arc<Series>)>,
-    refused: Refused,
+    refused: LostSamples,
     closed: bool,
-}
-
-/// Samples refused since the last log line.
-#[derive(Default)]
-struct Refused {
-    count: u64,
-    why: Option<SampleError>,
-    throttle: Throttle,
 }
 
 impl Ring {
@@ -68,7 +60,7 @@ impl Ring {
         // Non-blocking: a full pipe wakes the reader already.
         let worker_end = worker_end.into_nonblocking_fd()?;
         let feed = Feed::new(reader);
-        let state = State { feed, fault: None, samples: None, refused: Refused::default(), closed: false };
+        let state = State { feed, fault: None, samples: None, refused: LostSamples::default(), closed: false };
         let ring = Self { instance: instance.to_owned(), state: Mutex::new(state), wake_up, found: Notify::new() };
         Ok((ring, descriptor, worker_end))
     }
@@ -166,8 +158,10 @@ impl State {
                 if drained.samples > 0 {
                     self.count(cache, drained.samples);
                 }
-                if drained.refused > 0 || drained.refusal.is_some() {
-                    self.refused.note(drained.refused, drained.refusal, series);
+                if drained.refused > 0
+                    && let Some((count, why)) = self.refused.add(drained.refused, drained.refusals, clock::now())
+                {
+                    tracing::warn!(model = %series.model(), "{count} metric samples were refused: {why}");
                 }
                 drained.samples
             }
@@ -187,21 +181,6 @@ impl State {
         }
         if let Some((_, series)) = &self.samples {
             let _ = series.add_or_update(samples as f64);
-        }
-    }
-}
-
-impl Refused {
-    /// Logs at most once a second, with the first reason since the last line.
-    fn note(&mut self, count: u64, why: Option<SampleError>, series: &ModelSeries) {
-        self.count = self.count.saturating_add(count);
-        self.why = why.or(self.why.take());
-        // A refused series is not a loss until its samples are refused.
-        if let Some(why) = self.why.as_ref().filter(|_| self.count > 0)
-            && self.throttle.admit(clock::now()).is_some()
-        {
-            tracing::warn!(model = %series.model(), "{} metric samples were refused: {why}", self.count);
-            self.count = 0;
         }
     }
 }

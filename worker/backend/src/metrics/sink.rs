@@ -7,7 +7,7 @@ use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use pharos::metrics::channel::{Definition, Described, PushError, Sample, Writer};
-use pharos::metrics::emitter::Throttle;
+use pharos::metrics::emitter::LostSamples;
 use pharos::metrics::tslog::push_request_id;
 use pharos::timeline::Instant;
 use pharos::wire::BatchRequest;
@@ -48,7 +48,7 @@ pub(super) struct Sink {
     batch: BatchIds,
     /// An id that a caller has passed, in its encoded form.
     given: String,
-    lost: Lost,
+    lost: LostSamples,
 }
 
 /// The ids of the batch that is being executed.
@@ -64,13 +64,6 @@ struct BatchIds {
     thread: Option<ThreadId>,
 }
 
-/// Samples dropped since the last message about it.
-#[derive(Default)]
-struct Lost {
-    count: u64,
-    throttle: Throttle,
-}
-
 impl Sink {
     /// Opens the ring.
     ///
@@ -78,7 +71,14 @@ impl Sink {
     /// The descriptor is not a ring.
     pub(super) fn open(ring: &OwnedFd, pipe: OwnedFd) -> io::Result<Self> {
         let writer = Writer::open(ring)?;
-        Ok(Self { writer, pipe, stuck: false, batch: BatchIds::default(), given: String::new(), lost: Lost::default() })
+        Ok(Self {
+            writer,
+            pipe,
+            stuck: false,
+            batch: BatchIds::default(),
+            given: String::new(),
+            lost: LostSamples::default(),
+        })
     }
 
     /// Returns the number of a series; sends the series to the frontend if it is new.
@@ -146,7 +146,7 @@ impl Sink {
             }
             Err(error) => {
                 self.stuck |= error == PushError::Full;
-                self.lost.note(&error);
+                note(&mut self.lost, &error);
             }
         }
     }
@@ -154,7 +154,7 @@ impl Sink {
     /// Counts a dropped sample in the ring, where the frontend reads the count, and prints the reason.
     pub(super) fn drop_sample(&mut self, why: &MetricError) {
         self.writer.count_dropped();
-        self.lost.note(why);
+        note(&mut self.lost, why);
     }
 
     pub(super) fn batch_begins(&mut self, requests: &[BatchRequest]) {
@@ -243,14 +243,10 @@ impl<'a> Room<'a> {
     }
 }
 
-impl Lost {
-    /// Prints the number of dropped samples, at most once per second.
-    #[cold]
-    fn note(&mut self, why: &dyn std::fmt::Display) {
-        self.count += 1;
-        if self.throttle.admit(clock::now()).is_some() {
-            eprintln!("{} metric samples were dropped: {why}", self.count);
-            self.count = 0;
-        }
+/// Prints the number of dropped samples and why they were dropped, at most once per second.
+#[cold]
+fn note(lost: &mut LostSamples, why: &dyn std::fmt::Display) {
+    if let Some((count, reasons)) = lost.add(1, [why], clock::now()) {
+        eprintln!("{count} metric samples were dropped: {reasons}");
     }
 }

@@ -1,6 +1,7 @@
 //! Serializes operations on each model.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{self, watch};
@@ -14,6 +15,16 @@ struct ModelLock {
     turn: sync::Mutex<()>,
     /// Incremented by each unload, which cancels loads that began before.
     unloads: watch::Sender<u64>,
+    /// The number of loads that have begun and not ended.
+    loads: AtomicUsize,
+}
+
+impl ModelLock {
+    /// Returns the lock if no operation has it, and no load has begun.
+    fn free(&self) -> Option<sync::MutexGuard<'_, ()>> {
+        let turn = self.turn.try_lock().ok()?;
+        (self.loads.load(Ordering::Relaxed) == 0).then_some(turn)
+    }
 }
 
 /// A handle of one model's lock, which is removed with its last handle.
@@ -23,11 +34,17 @@ pub(in crate::loader) struct Lock {
     one: Arc<ModelLock>,
 }
 
-/// Notifies of unloads after its creation.
+/// Exists from the beginning of a load to its end, and notifies of unloads meanwhile.
 pub(in crate::loader) struct Unloads {
     unloads: watch::Receiver<u64>,
     /// Keeps the lock in the map, so that the next unload notifies this receiver.
-    _lock: Lock,
+    lock: Lock,
+}
+
+impl Drop for Unloads {
+    fn drop(&mut self) {
+        self.lock.one.loads.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Unloads {
@@ -46,14 +63,17 @@ impl Unloads {
 
 impl Locks {
     pub(in crate::loader) fn of(&self, name: &str) -> Lock {
-        let new = || Arc::new(ModelLock { turn: sync::Mutex::new(()), unloads: watch::Sender::new(0) });
+        let new = || {
+            let (turn, unloads, loads) = (sync::Mutex::new(()), watch::Sender::new(0), AtomicUsize::new(0));
+            Arc::new(ModelLock { turn, unloads, loads })
+        };
         let one = self.all().entry(name.to_owned()).or_insert_with(new).clone();
         Lock { locks: self.clone(), name: name.to_owned(), one }
     }
 
-    /// Returns whether an operation has the lock of a model.
+    /// Returns whether an operation has the lock of a model, or a load has begun.
     pub(in crate::loader) fn is_held(&self, name: &str) -> bool {
-        self.all().get(name).is_some_and(|one| one.turn.try_lock().is_err())
+        self.all().get(name).is_some_and(|one| one.free().is_none())
     }
 
     fn all(&self) -> MutexGuard<'_, BTreeMap<String, Arc<ModelLock>>> {
@@ -67,9 +87,9 @@ impl Lock {
         self.one.turn.lock().await
     }
 
-    /// Returns the lock if no operation has it.
+    /// Returns the lock if no operation has it, and no load has begun.
     pub(in crate::loader) fn held_at_once(&self) -> Option<sync::MutexGuard<'_, ()>> {
-        self.one.turn.try_lock().ok()
+        self.one.free()
     }
 
     /// Cancels the running loads.
@@ -78,7 +98,8 @@ impl Lock {
     }
 
     pub(in crate::loader) fn unloads(&self) -> Unloads {
-        Unloads { unloads: self.one.unloads.subscribe(), _lock: self.locks.of(&self.name) }
+        self.one.loads.fetch_add(1, Ordering::Relaxed);
+        Unloads { unloads: self.one.unloads.subscribe(), lock: self.locks.of(&self.name) }
     }
 }
 
@@ -100,8 +121,9 @@ mod tests {
     async fn a_lock_is_removed_with_its_last_handle() {
         let locks = Locks::default();
         let (first, second) = (locks.of("m"), locks.of("m"));
-        let mut unloads = first.unloads();
         assert!(!locks.is_held("m"));
+        let mut unloads = first.unloads();
+        assert!(locks.is_held("m") && second.held_at_once().is_none(), "a load has begun");
         let held = first.held().await;
         assert!(locks.is_held("m") && !locks.is_held("other"));
         assert!(second.one.turn.try_lock().is_err());

@@ -1,0 +1,79 @@
+//! Reloads the ensembles that depend on changed models.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use pharos_os::blocking;
+
+use super::change::OnLoadFailure;
+use super::control::LoadRequest;
+use super::prepare::PrepareError;
+use super::{Loader, Mode};
+use crate::store::Overrides;
+
+impl Loader {
+    /// Reloads the wanted ensembles that depend on changed models, or withdraws those that can no longer be loaded.
+    pub(super) async fn reload_dependents(self: &Arc<Self>, changed: &BTreeSet<String>) {
+        for name in self.dependents_of(changed) {
+            if self.stores.namespaces() && !self.members_changed(&name, changed).await {
+                continue;
+            }
+            let Some(overrides) = self.overrides_with_members(&name) else {
+                if self.models.snapshot().serving.contains_key(&name) {
+                    let lock = self.locks.of(&name);
+                    let _held = lock.held().await;
+                    self.withdraw(&name);
+                    if matches!(self.settings.mode, Mode::None | Mode::Poll(_)) {
+                        // A member was removed, but not the ensemble.
+                        self.models.change(|table| table.states.load_ended(&name, false));
+                    }
+                }
+                continue;
+            };
+            let wanted = LoadRequest {
+                reload: true,
+                failing: OnLoadFailure::Withdraw,
+                ..LoadRequest::new(&name, overrides.clone())
+            };
+            let (wanted, unloads) = self.begun(wanted);
+            let (loader, model) = (self.clone(), name.clone());
+            let prepared = blocking::run(move || loader.prepare(&model, overrides.as_deref())).await;
+            let prepared = prepared.unwrap_or_else(|error| Err(PrepareError::Unreadable(error.to_string())));
+            match self.checked_dependencies(&name, prepared).await {
+                Ok(prepared) => drop(self.load_one(&wanted, unloads, &prepared).await),
+                // Ensembles answer until the end.
+                Err(_) if self.is_exiting() => return,
+                Err(unprepared) => {
+                    let lock = self.locks.of(&name);
+                    let _held = lock.held().await;
+                    drop(self.not_prepared(&wanted, &unloads, &unprepared));
+                }
+            }
+        }
+    }
+
+    /// Returns the wanted ensembles that depend on changed models, sorted by depth, so that an ensemble of ensembles finds its
+    /// reloaded members.
+    fn dependents_of(&self, changed: &BTreeSet<String>) -> Vec<String> {
+        let table = self.models.snapshot();
+        let mut all: Vec<String> = Vec::new();
+        for name in changed {
+            let dependents = table.touched_by(name).into_iter();
+            let new = dependents.filter(|name| table.wanted.contains(name) && !changed.contains(name));
+            for dependent in new {
+                if !all.contains(&dependent) {
+                    all.push(dependent);
+                }
+            }
+        }
+        all.sort_by_key(|name| table.dependencies.depth(name));
+        all
+    }
+
+    /// Returns the overrides of an ensemble, if it has any, while all its members serve; `None` otherwise.
+    fn overrides_with_members(&self, name: &str) -> Option<Option<Arc<Overrides>>> {
+        let table = self.models.snapshot();
+        let all_serve = table.dependencies.members(name).all(|member| table.serving.contains_key(member));
+        all_serve.then(|| table.overrides.get(name).cloned())
+    }
+}
