@@ -465,6 +465,21 @@ mod tests {
     }
 
     #[test]
+    fn failures_end_with_an_unload() {
+        let mut states = States::new();
+        states.set("broken", 1, State::Unavailable, "a bad file");
+        states.set("broken", 2, State::Unavailable, ON_DEMAND);
+        states.load_ended("broken", false);
+        assert!(!states.all_ready(|_| false));
+        states.end_failures("broken");
+        let reason = |version| states.model("broken").unwrap().versions[&version].reason.clone();
+        assert_eq!([reason(1), reason(2)], [UNLOADED, ON_DEMAND]);
+        assert!(!states.model("broken").unwrap().load_failed);
+        states.end_failures("unknown");
+        assert!(states.model("unknown").is_none());
+    }
+
+    #[test]
     fn withdrawn_versions_complete_their_requests() {
         let mut states = states();
         states.set("simple", 4, State::Unavailable, "broken");

@@ -78,9 +78,10 @@ pub enum Command {
     },
     /// Exit with 0 if the server at an address is ready, for health checks of containers
     Health {
-        /// Address of the HTTP listener; https:// before it for TLS
-        #[arg(value_name = "HOST:PORT", default_value = "127.0.0.1:8000")]
-        address: String,
+        /// Address of the HTTP listener; https:// before it for TLS [default: the server's variables PHAROS_HTTP_ADDRESS and
+        /// PHAROS_HTTP_PORT, else 127.0.0.1:8000]
+        #[arg(value_name = "HOST:PORT")]
+        address: Option<String>,
         /// Name that the server's certificate must have [default: HOST]
         #[arg(long, value_name = "NAME")]
         server_name: Option<String>,

@@ -11,7 +11,7 @@ use super::{LOG, boolean};
 /// Logging.
 #[derive(Clone, Debug, Args)]
 pub struct Log {
-    /// Level of verbose logging: 0 off, 1 each request, 2 and above everything
+    /// Level of verbose logging: 0 off, 1 and above each request and details
     #[arg(id = "log-verbose", long = "log-verbose", value_name = "LEVEL", default_missing_value = "1", num_args = 0..=1, default_value_t = 0, env = "PHAROS_LOG_VERBOSE", value_parser = verbosity, help_heading = LOG)]
     pub verbose: u32,
     /// Log informational messages

@@ -1,7 +1,7 @@
 //! `pharos health`: asks a running server whether it is ready, for health checks in containers without a shell.
 
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -15,16 +15,29 @@ const LIMIT: Duration = Duration::from_secs(2);
 /// The number of bytes that are read of the response.
 const LONGEST: u64 = 4096;
 
+/// The server's usual port.
+const PORT: &str = "8000";
+
 /// Exits with 0 if the server at `address` is ready: `HOST:PORT`, with `https://` before it for TLS with these certificates. The
-/// server's certificate must have `server_name`, or else the host's name.
-pub(crate) fn run(address: &str, server_name: Option<&str>, certificates: &Certificates) -> ExitCode {
-    match ready(address, server_name, certificates) {
+/// server's certificate must have `server_name`, or else the host's name. Without an address, the variables of this process, which in
+/// a container are those of the server, give it.
+pub(crate) fn run(address: Option<&str>, server_name: Option<&str>, certificates: &Certificates) -> ExitCode {
+    let usual = usual_address(|name| std::env::var(name).ok());
+    match ready(address.unwrap_or(&usual), server_name, certificates) {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => {
             eprintln!("{reason}");
             ExitCode::FAILURE
         }
     }
+}
+
+/// Returns the address at which this machine reaches a server with these variables.
+fn usual_address(variable: impl Fn(&str) -> Option<String>) -> String {
+    let port = variable("PHAROS_HTTP_PORT").unwrap_or_else(|| PORT.to_owned());
+    let host = variable("PHAROS_HTTP_ADDRESS").and_then(|host| host.parse::<IpAddr>().ok());
+    let host = host.filter(|host| !host.is_unspecified()).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    if host.is_ipv6() { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
 /// Returns the reason if the server is not ready.
@@ -138,6 +151,18 @@ mod tests {
     /// Returns what a server without TLS answers.
     fn clear(address: &str) -> io::Result<(u16, String)> {
         status(&Target::parse(address, None), None)
+    }
+
+    #[test]
+    fn the_usual_address_is_that_of_the_servers_variables() {
+        let usual = |port: Option<&str>, host: Option<&str>| {
+            usual_address(|name| if name == "PHAROS_HTTP_PORT" { port } else { host }.map(str::to_owned))
+        };
+        assert_eq!(usual(None, None), "127.0.0.1:8000");
+        assert_eq!(usual(Some("9000"), Some("0.0.0.0")), "127.0.0.1:9000");
+        assert_eq!(usual(Some("9000"), Some("10.1.2.3")), "10.1.2.3:9000");
+        assert_eq!(usual(None, Some("fd00::1")), "[fd00::1]:8000");
+        assert_eq!(usual(None, Some("localhost")), "127.0.0.1:8000");
     }
 
     /// Returns what is read from a server that sends `answer`.

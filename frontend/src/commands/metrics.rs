@@ -15,7 +15,7 @@ pub(crate) fn run(command: &MetricsCommand) -> ExitCode {
             for warning in catalog.warnings() {
                 eprintln!("{}: warning: {warning}", file.display());
             }
-            format!("{}: {}\n", file.display(), listing::summary(&catalog))
+            format!("{}: {}\n", file.display(), listing::summary_of_file(&catalog))
         }),
         MetricsCommand::Default => Ok(SHIPPED.to_owned()),
         MetricsCommand::List { file, format } => read(file.as_deref()).map(|catalog| listing::list(&catalog, *format)),

@@ -32,12 +32,22 @@ const HEADS: [&str; 8] = ["NAME", "TYPE", "UNIT", "DIMENSIONS", "MODES", "ON", "
 
 /// Summarizes the catalog in one line: the number of metrics of each type, and the mode.
 pub fn summary(catalog: &Catalog) -> String {
+    format!("{}, mode {}", numbers(catalog), catalog.mode().as_str())
+}
+
+/// Summarizes the catalog of a file in one line: the number of metrics of each type, and the mode, which the command line decides if
+/// the file does not name it.
+pub fn summary_of_file(catalog: &Catalog) -> String {
+    let mode = if catalog.names_mode() { catalog.mode().as_str() } else { "not named (the command line decides)" };
+    format!("{}, mode {mode}", numbers(catalog))
+}
+
+fn numbers(catalog: &Catalog) -> String {
     let kinds = [(Kind::Counter, "counters"), (Kind::Gauge, "gauges"), (Kind::Histogram, "histograms")];
     let kinds = kinds.into_iter().chain([(Kind::Summary, "summaries")]);
     let count = |kind: Kind| catalog.iter().filter(|(_, spec)| spec.kind == kind).count();
     let counts: Vec<String> = kinds.map(|(kind, name)| format!("{} {name}", count(kind))).collect();
-    let (mode, off) = (catalog.mode().as_str(), catalog.disabled().len());
-    format!("{} metrics ({}), {off} switched off, mode {mode}", catalog.len(), counts.join(", "))
+    format!("{} metrics ({}), {} switched off", catalog.len(), counts.join(", "), catalog.disabled().len())
 }
 
 /// Lists every metric; those that are switched off come last.

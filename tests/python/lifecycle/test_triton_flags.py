@@ -250,10 +250,12 @@ def test_misspelt_variables_are_named(start):
 
 def test_flags_of_another_control_mode_are_named(start):
     """A flag without effect in this mode is a warning, with its variable."""
-    server = start(["identity_fp32"], "--model-idle-unload-secs=60", environment={"PHAROS_ON_DEMAND_MAX_WAITING": "5"})
+    variables = {"PHAROS_ON_DEMAND_MAX_WAITING": "5", "PHAROS_REPOSITORY_POLL_SECS": "60"}
+    server = start(["identity_fp32"], "--model-idle-unload-secs=60", environment=variables)
     log = server.log.read_text()
-    assert " WARN --model-idle-unload-secs has no effect without --model-control-mode=on-demand\n" in log
-    assert " WARN --on-demand-max-waiting has no effect without --model-control-mode=on-demand (from PHAROS_ON_DEMAND_MAX_WAITING)\n" in log
+    assert " WARN --repository-poll-secs has no effect without --model-control-mode=poll (from PHAROS_REPOSITORY_POLL_SECS)\n" in log
+    # These also concern models whose configuration says that requests load them.
+    assert "model-idle-unload-secs" not in log and "on-demand-max-waiting" not in log
 
 
 def test_a_repository_may_come_from_vertex_ai(tmp_path):

@@ -380,6 +380,44 @@ def test_the_parameter_chooses_single_models(start, repository):
     assert server.infer("added", VALUES)[0] in (400, 404)
 
 
+def test_a_model_that_loses_the_parameter_stays_loaded(start, tmp_path):
+    """The configuration is changed while the model is loaded."""
+    folder, on_demand = tmp_path / "models", 'parameters { key: "load" value { string_value: "on_demand" } }\n'
+    put(folder, "model", model() + on_demand)
+    put(folder, "other", model() + on_demand)
+    server = start([], "--model-idle-unload-secs=3", "--model-control-mode=poll", "--repository-poll-secs=1", repository=folder)
+    assert_answers(server, "model")
+    (folder / "model/config.pbtxt").write_text(f'backend: "builtin"\n{model(batch=2)}')
+
+    def is_changed():
+        assert_answers(server, "model")
+        return server.get("/v2/models/model/config")[1]["max_batch_size"] == 2
+
+    eventually("the changed configuration is loaded", is_changed)
+    assert_answers(server, "other")
+    eventually("another model is unloaded", lambda: entry(server, "other") == RESTING)
+    holds_for("the model stays", 1.5, lambda: entry(server, "model") == ("READY", ""))
+    assert unloads(server, "model") == 0
+
+
+def test_files_that_change_during_a_load_on_demand_are_loaded(start, tmp_path):
+    """Two polls see the change while the load has the earlier files."""
+    folder, more = tmp_path / "models", 'parameters { key: "load" value { string_value: "on_demand" } } version_policy { all { } }'
+    put(folder, "slow", SLOW.format(io=IO, more=more, ms=6000))
+    server = start([], "--model-control-mode=poll", "--repository-poll-secs=1", repository=folder)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(server.infer, "slow", VALUES)
+        states = lambda: [one.get("state") for one in server.index()["slow"]]
+        eventually("the load runs", lambda: states() == ["LOADING"])
+        (folder / "slow/2").mkdir()
+        (folder / "slow/config.pbtxt").write_text(SLOW.format(io=IO, more=more, ms=100))
+        eventually("the change is seen", lambda: "new or changed in the repository" in server.log.read_text())
+        assert "READY" not in states() and not first.done(), "the change came after the load"
+        assert first.result()[0] == 200
+    assert [one["version"] for one in server.index()["slow"] if one.get("state") == "READY"] == ["1", "2"]
+    assert_answers(server, "slow")
+
+
 def test_models_of_the_same_name(start, tmp_path):
     """With namespaces, each is loaded by its full name."""
     for repository, batch in (("a", 3), ("b", 5)):

@@ -57,6 +57,31 @@ def test_a_load_that_failed_is_repeated(start, tmp_path):
     assert 1 <= len(repeated) <= 4, repeated
 
 
+def test_a_model_that_failed_and_was_removed_is_forgotten(start, tmp_path):
+    """It does not keep the server from being ready."""
+    folder = tmp_path / "models"
+    write(folder, "model", "/dev/null")
+    server = start([], *POLL, repository=folder)
+    write(folder, "broken", tmp_path / "missing")
+    eventually("the model has failed", lambda: entries(server, "broken") == [("1", "UNAVAILABLE")])
+    assert server.get("/v2/health/ready")[0] == 400
+    shutil.rmtree(folder / "broken")
+    eventually("the server is ready", lambda: server.get("/v2/health/ready")[0] == 200)
+    assert not entries(server, "broken")
+
+
+def test_the_unload_of_a_model_that_failed_makes_the_server_ready(start, tmp_path):
+    """With loads by request. The reason of the failure ends too."""
+    folder = tmp_path / "models"
+    write(folder, "broken", tmp_path / "missing")
+    server = start([], "--model-control-mode=explicit", f"--python={PYTHON}", repository=folder)
+    assert server.ask("POST", "/v2/repository/models/broken/load", b"{}")[0] == 400
+    assert server.get("/v2/health/ready")[0] == 400
+    assert server.ask("POST", "/v2/repository/models/broken/unload", b"{}")[0] == 200
+    assert server.get("/v2/health/ready")[0] == 200
+    assert [(one["state"], one["reason"]) for one in server.index()["broken"]] == [("UNAVAILABLE", "unloaded")]
+
+
 def test_a_version_that_failed_and_was_removed_is_forgotten(start, tmp_path):
     """It is neither in the index, nor keeps the server from being ready. If the model has no version any more, the index says so."""
     folder = tmp_path / "models"

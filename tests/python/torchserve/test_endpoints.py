@@ -556,3 +556,16 @@ def test_requests_share_a_batch(home):
     statistics = json.loads(home.ask("GET", "/v2/models/batched/stats")[2])["model_stats"][0]
     assert (statistics["inference_count"], statistics["execution_count"]) == (3, 1)
     assert home.manage("DELETE", "/models/batched")[0] == 200
+
+
+def test_scrapes_have_the_metrics_of_the_machine(home):
+    """With `metrics_mode=prometheus`, in which only TorchServe's port shows them."""
+    eventually("the machine is measured", lambda: all(total(home.scrape(), name) > 0 for name in ("MemoryUsed", "DiskUsage")))
+
+
+def test_the_mode_in_the_definition_of_metrics_applies(tmp_path):
+    """Without `metrics_mode` in config.properties."""
+    (tmp_path / "metrics.yaml").write_text("mode: both\nts_metrics:\n  gauge:\n    - {name: MemoryUsed, unit: Megabytes}\n")
+    with Home(tmp_path, [f"metrics_config={tmp_path / 'metrics.yaml'}"]) as home:
+        eventually("the scrape has it", lambda: total(home.scrape(), "MemoryUsed") > 0)
+        assert "MemoryUsed.Megabytes:" in (home.folder / "logs/ts_metrics.log").read_text()

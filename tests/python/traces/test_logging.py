@@ -132,6 +132,18 @@ def test_a_line_for_each_request(start, form, pattern):
         assert "request=GET /v2/none status=404 ms=" in answered[1]
 
 
+def test_verbose_logs_have_a_line_for_each_request(start):
+    """At level 1 and more, which a client can set while the server runs."""
+    server = start(["identity_fp32"])
+    count = lambda: sum("request=GET /v2/none status=404" in line for line in lines(server.log))
+    assert server.get("/v2/none")[0] == 404
+    for level, expected in [(1, 1), (0, 1), (2, 2)]:
+        assert post(server, {"log_verbose_level": level})[0] == 200
+        assert server.get("/v2/none")[0] == 404
+        eventually(f"level {level}", lambda expected=expected: count() >= expected)
+        assert count() == expected
+
+
 def test_streams_are_logged_with_the_status_that_ends_them(start):
     """When they end, because the status follows the responses."""
     server = start(["identity_fp32"], "--log-format=json", "--log-access")
