@@ -391,7 +391,7 @@ def test_a_model_that_loses_the_parameter_stays_loaded(start, tmp_path):
 
     def is_changed():
         assert_answers(server, "model")
-        return server.get("/v2/models/model/config")[1]["max_batch_size"] == 2
+        return json.loads(server.get("/v2/models/model/config")[1])["max_batch_size"] == 2
 
     eventually("the changed configuration is loaded", is_changed)
     assert_answers(server, "other")
@@ -403,7 +403,7 @@ def test_a_model_that_loses_the_parameter_stays_loaded(start, tmp_path):
 def test_files_that_change_during_a_load_on_demand_are_loaded(start, tmp_path):
     """Two polls see the change while the load has the earlier files."""
     folder, more = tmp_path / "models", 'parameters { key: "load" value { string_value: "on_demand" } } version_policy { all { } }'
-    put(folder, "slow", SLOW.format(io=IO, more=more, ms=6000))
+    write(folder, "slow", SLOW.format(io=IO, more=more, ms=6000))
     server = start([], "--model-control-mode=poll", "--repository-poll-secs=1", repository=folder)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(server.infer, "slow", VALUES)
@@ -416,6 +416,23 @@ def test_files_that_change_during_a_load_on_demand_are_loaded(start, tmp_path):
         assert first.result()[0] == 200
     assert [one["version"] for one in server.index()["slow"] if one.get("state") == "READY"] == ["1", "2"]
     assert_answers(server, "slow")
+
+
+def test_an_ensemble_that_a_client_loads_is_not_unloaded_meanwhile(start, tmp_path):
+    """It has no requests while a member that has changed is loaded, and its other member is not loaded for a client."""
+    folder = tmp_path / "models"
+    warm_up = "model_warmup [ { name: 'w' batch_size: 1 inputs { key: 'INPUT0' value { data_type: TYPE_FP32 dims: [ 2 ] zero_data: true } } } ]"
+    put(folder, "changed", model("delay", delay_ms="1") + warm_up)
+    put(folder, "other", model())
+    put(folder, "both", ensemble("both", "changed", "other"))
+    server = start([], MODE, IDLE, repository=folder)
+    assert_answers(server, "both")
+    (folder / "changed/config.pbtxt").write_text('backend: "builtin"\n' + model("delay", delay_ms="3000") + warm_up)
+    status, answer = server.ask("POST", "/v2/repository/models/both/load", b"{}")
+    assert status == 200, answer
+    assert unloads(server, "both") == 0
+    assert [entry(server, name) for name in ("both", "changed", "other")] == [("READY", "")] * 3
+    assert_answers(server, "both")
 
 
 def test_models_of_the_same_name(start, tmp_path):

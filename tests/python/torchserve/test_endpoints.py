@@ -565,7 +565,7 @@ def test_scrapes_have_the_metrics_of_the_machine(home):
 
 def test_the_mode_in_the_definition_of_metrics_applies(tmp_path):
     """Without `metrics_mode` in config.properties."""
-    (tmp_path / "metrics.yaml").write_text("mode: both\nts_metrics:\n  gauge:\n    - {name: MemoryUsed, unit: Megabytes}\n")
+    (tmp_path / "metrics.yaml").write_text("mode: both\nts_metrics:\n  gauge:\n    - {name: MemoryUsed, unit: Megabytes, dimensions: [Level, Hostname]}\n")
     with Home(tmp_path, [f"metrics_config={tmp_path / 'metrics.yaml'}"]) as home:
         eventually("the scrape has it", lambda: total(home.scrape(), "MemoryUsed") > 0)
-        assert "MemoryUsed.Megabytes:" in (home.folder / "logs/ts_metrics.log").read_text()
+        eventually("the log has it", lambda: "MemoryUsed.Megabytes:" in (home.folder / "logs/ts_metrics.log").read_text())
