@@ -92,7 +92,7 @@ impl Interval<'_> {
         (self.now.at - self.before.at).as_secs_f64().max(0.001)
     }
 
-    /// Returns the increases of a counter by `of`. A new series counts from its first scrape on.
+    /// Returns the increases of a counter by `of`. A new series has begun at 0 since the scrape before.
     pub(crate) fn gains<K: Ord>(&self, metric: Builtin, of: impl Fn(&Key) -> K) -> BTreeMap<K, f64> {
         self.gains_of(metric.name(), of)
     }
@@ -100,7 +100,7 @@ impl Interval<'_> {
     fn gains_of<K: Ord>(&self, name: &str, of: impl Fn(&Key) -> K) -> BTreeMap<K, f64> {
         let mut gains = BTreeMap::new();
         for (key, value) in self.now.named(name) {
-            let gain = self.before.value(key).map_or(0.0, |before| rise(before, *value));
+            let gain = rise(self.before.value(key).unwrap_or_default(), *value);
             *gains.entry(of(key)).or_default() += gain;
         }
         gains
@@ -203,9 +203,9 @@ mod tests {
             at(2),
         );
         let interval = Interval { before: &before, now: &now };
-        assert_eq!(interval.rate(METRIC), Some(11.0));
+        assert_eq!(interval.rate(METRIC), Some(15.5));
         let gains = interval.gains(METRIC, model);
-        assert_eq!((gains["m"], gains["n"], gains["new"]), (20.0, 2.0, 0.0));
+        assert_eq!((gains["m"], gains["n"], gains["new"]), (20.0, 2.0, 9.0));
         assert_eq!(
             (interval.gain(Builtin::ExecutionCount), now.sum(METRIC), now.sum_of(METRIC, |_| false)),
             (None, Some(41.0), None)

@@ -94,9 +94,15 @@ def test_systemd_accepts_the_files_for_gpus(root):
 
 
 def test_the_timeouts_cover_the_steps_of_the_server():
-    assert duration(setting("TimeoutStopSec")) >= float(default("exit-timeout-secs")) + EXIT_STEPS_S
+    # The guide recommends a delay of 10 s behind a load balancer.
+    assert duration(setting("TimeoutStopSec")) >= 10 + float(default("exit-timeout-secs")) + EXIT_STEPS_S
     assert duration(setting("TimeoutStartSec")) >= float(default("worker-start-timeout-secs"))
     assert (setting("Type"), setting("NotifyAccess"), setting("KillMode")) == ("notify", "main", "mixed")
+
+
+def test_failures_of_workers_and_of_other_services_do_not_end_the_service():
+    """systemd neither stops the server when the kernel ends a worker for want of memory, nor gives up after some starts."""
+    assert (setting("OOMPolicy"), setting("Restart"), setting("StartLimitIntervalSec")) == ("continue", "on-failure", "0")
 
 
 def test_no_directory_of_the_unit_is_below_another():

@@ -550,6 +550,7 @@ def test_values_that_text_lines_cannot_hold(served):
     assert math.isnan(of(served, "Took", Step="nan"))
     assert of(served, "Took", Step="large") == 1e16
     assert of(served, "Took", Step="http://h:1/?q=1,2") == math.inf
+    assert "the metric 'Took' cannot take the value 1000" in served.log.read_text()
 
 
 def test_a_burst_of_metrics_is_recorded(served):

@@ -145,7 +145,7 @@ impl Registry {
         let first = u32::from(self.settings.initial_worker_port);
         let worker = |shown: WorkerStatus| {
             let usage = |number| gpu_usage(number, self.service.gpu_usage(number).as_ref());
-            worker(&shown, first, shown.gpu.map(usage))
+            worker(&shown, first, shown.gpu.map(usage), version.asked_ms())
         };
         let mut workers: Vec<Worker> = self.service.workers(&version.engine_name).into_iter().map(worker).collect();
         if workers.is_empty() {
@@ -172,9 +172,11 @@ fn starting_worker(id: u32, asked_ms: u64, on_gpu: bool) -> Worker {
     }
 }
 
-fn worker(shown: &WorkerStatus, first: u32, gpu_usage: Option<String>) -> Worker {
+/// Returns the entry of a worker. One that waits for a restart has the time at which the model was requested.
+fn worker(shown: &WorkerStatus, first: u32, gpu_usage: Option<String>, asked_ms: u64) -> Worker {
     let started = shown.started.map(|seconds| (seconds * 1000.0) as i64);
-    let started = Timestamp::from_millisecond(started.unwrap_or(0)).unwrap_or_default();
+    let started = started.unwrap_or_else(|| i64::try_from(asked_ms).unwrap_or(0));
+    let started = Timestamp::from_millisecond(started).unwrap_or_default();
     Worker {
         id: (first + shown.number).to_string(),
         // Always with milliseconds; the default format omits them if they are 0.
@@ -206,6 +208,16 @@ fn gpu_usage(number: u32, reading: Option<&GpuUsage>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_worker_that_waits_for_a_restart_has_the_time_of_its_request() {
+        let lost =
+            WorkerStatus { number: 2, state: None, pid: None, resident_bytes: 0, started: None, gpu: None };
+        let shown = worker(&lost, 9000, None, 1_700_000_000_000);
+        assert_eq!((shown.id.as_str(), shown.start_time.as_str()), ("9002", "2023-11-14T22:13:20.000Z"));
+        let shown = worker(&WorkerStatus { started: Some(1_700_000_001.5), ..lost }, 9000, None, 1_700_000_000_000);
+        assert_eq!(shown.start_time, "2023-11-14T22:13:21.500Z");
+    }
 
     #[test]
     fn formats_gpu_usage_like_nvidia_smi() {

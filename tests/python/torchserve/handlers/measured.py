@@ -37,6 +37,7 @@ class Measured:
         metrics.add_time("Took", float("nan"), None, "ms", [Dimension("Step", "nan")])
         metrics.add_time("Took", 1e16, None, "ms", [Dimension("Step", "large")])
         metrics.add_time("Took", float("inf"), None, "ms", [Dimension("Step", "http://h:1/?q=1,2")])
+        metrics.add_time("Took", 10**400, None, "ms", [Dimension("Step", "huge")])
 
     def burst(self, metrics, told, context):
         for _ in range(told["times"]):

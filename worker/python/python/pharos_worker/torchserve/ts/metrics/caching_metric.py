@@ -30,7 +30,7 @@ class CachingMetric(MetricAbstract):
             if self.metric_type is MetricTypes.COUNTER and value < 0:
                 raise ValueError("a counter cannot be incremented by a negative value")
             self.emit_metrics(request_id, value, [(str(name), str(value)) for name, value in dimensions])
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             self._lost(value, error)
 
     def _lost(self, value, why):

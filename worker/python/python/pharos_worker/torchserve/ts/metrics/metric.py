@@ -40,7 +40,7 @@ class Metric:
         kind = "counter" if self.unit == "Count" else "gauge"
         try:
             sink.record((self.name, self.unit, kind), self._pairs(), self.value, self.request_id or "")
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             # For example the string that older handlers pass to `add_error`.
             logger.error("the metric '%s' cannot take the value %r: %s", self.name, self.value, error)
 
