@@ -211,8 +211,7 @@ mod tests {
 
     #[test]
     fn a_worker_that_waits_for_a_restart_has_the_time_of_its_request() {
-        let lost =
-            WorkerStatus { number: 2, state: None, pid: None, resident_bytes: 0, started: None, gpu: None };
+        let lost = WorkerStatus { number: 2, state: None, pid: None, resident_bytes: 0, started: None, gpu: None };
         let shown = worker(&lost, 9000, None, 1_700_000_000_000);
         assert_eq!((shown.id.as_str(), shown.start_time.as_str()), ("9002", "2023-11-14T22:13:20.000Z"));
         let shown = worker(&WorkerStatus { started: Some(1_700_000_001.5), ..lost }, 9000, None, 1_700_000_000_000);
