@@ -5,6 +5,7 @@ mod clouds;
 mod ends;
 mod executable;
 mod listen;
+mod metrics;
 mod on_demand;
 mod open_loading;
 mod protection;
@@ -22,7 +23,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
-use crate::cli::{self, Command, ControlMode, Options, Tslog};
+use crate::cli::{Command, ControlMode, Options};
 use crate::commands;
 use clouds::Clouds;
 use ends::{Ends, HURRIED};
@@ -33,7 +34,6 @@ use pharos_engine::loader;
 use pharos_engine::onnxruntime;
 use pharos_engine::shared_memory;
 use pharos_engine::store;
-use pharos_engine::store::Registered;
 use pharos_engine::{self as engine, Engine, Unfinished};
 use pharos_listener::Phase;
 use pharos_listener::receiving::Budget;
@@ -44,7 +44,7 @@ use pharos_os::{blocking, directories, threads};
 use pharos_telemetry::log;
 use pharos_telemetry::metrics::push::Push;
 use pharos_telemetry::metrics::{Definition, Source};
-use pharos_telemetry::system::{self, Devices, Gpus, HostPolicies, Roots, find_gpus};
+use pharos_telemetry::system::{self, Devices, HostPolicies, Roots, find_gpus};
 use pharos_telemetry::tslog;
 use pharos_torchserve::{Plan, Step};
 use runtimes::Runtimes;
@@ -159,13 +159,13 @@ async fn serve(
     let manager = ServiceManager::start();
     let hangup = signal(SignalKind::hangup()).map_err(|error| format!("cannot handle signals: {error}"))?;
     let (file, overrides) = options.metrics_definition();
-    let source = Source { file, overrides, usual_mode: Some(usual_mode(options, plan)) };
-    let metrics = source.read()?;
-    tracing::info!("metrics from {source}: {}", listing::summary(&metrics.catalog));
-    let logs = metric_logs(options, metrics.names_mode);
+    let source = Source { file, overrides, usual_mode: Some(metrics::usual_mode(options, plan.is_some())) };
+    let definition = source.read()?;
+    tracing::info!("metrics from {source}: {}", listing::summary(&definition.catalog));
+    let logs = metrics::logs(options, definition.names_mode);
     let clouds = Clouds::new(options, plan.is_some())?;
     let event_loops = threads.event_loops.clone();
-    let (engine, system) = engine(options, metrics, (descriptors, threads), (plan, clouds.registered())).await?;
+    let (engine, system) = engine(options, definition, (descriptors, threads, &clouds)).await?;
     let tslog = tslog::Writer::start(engine.cache().clone(), logs).map_err(|error| error.to_string())?;
     let push = options.metrics_push()?.map(|settings| engine.push_metrics(settings)).transpose()?;
     let _polling = engine.watch_system(system).map_err(|error| error.to_string())?;
@@ -266,30 +266,6 @@ fn receive_budget(options: &Options) -> Budget {
     Budget::new(options.http_clients.receive_memory.unwrap_or_else(usual))
 }
 
-/// Returns the default mode of metrics: logs are only written if a directory or standard output is set, with a plan only logs.
-fn usual_mode(options: &Options, plan: Option<&Plan<Options>>) -> Mode {
-    if plan.is_some() {
-        return Mode::Tslog;
-    }
-    let named = options.tslog.named_location(|name| std::env::var_os(name)).is_some();
-    if named || options.tslog.stdout { Mode::Both } else { Mode::Prometheus }
-}
-
-/// Returns the settings of metric logs. Without an explicit directory and mode, lines go only to standard output, if enabled.
-fn metric_logs(options: &Options, names_mode: bool) -> tslog::Settings {
-    let Tslog { max_bytes, keep, lines_per_second, stdout, format, .. } = &options.tslog;
-    let variable = |name: &str| std::env::var_os(name);
-    let named = options.tslog.named_location(variable);
-    tslog::Settings {
-        location: named.or_else(|| (names_mode || !stdout).then(|| options.tslog.location(variable))),
-        max_bytes: *max_bytes,
-        keep: *keep as usize,
-        stdout: *stdout,
-        json: format == "json",
-        lines_per_second: *lines_per_second,
-    }
-}
-
 /// Reports the server as not ready for the exit delay, then drains it. A second signal ends the waiting.
 ///
 /// # Errors
@@ -353,9 +329,8 @@ fn report(failures: Vec<(String, String)>, options: &Options) -> Result<(), Stri
 /// Creates the engine and the settings of system metrics.
 async fn engine(
     options: &Options,
-    metrics: Definition,
-    (descriptors, threads): (Arc<Descriptors>, loader::Threads),
-    (plan, registered): (Option<&Plan<Options>>, Option<Registered>),
+    definition: Definition,
+    (descriptors, threads, clouds): (Arc<Descriptors>, loader::Threads, &Clouds),
 ) -> Result<(Engine, system::Settings), String> {
     let library = onnxruntime::find(options.workers.onnxruntime_library.as_deref())?;
     let labels = cache::Settings {
@@ -366,30 +341,19 @@ async fn engine(
         omit_idle: options.metrics.omit_idle,
         ..cache::Settings::new(&hostname())
     };
-    // The system is only measured if a scrape, a metric log or a push can show it. The ports of a plan are scraped too.
-    let scraped = options.metrics.allow || plan.is_some();
-    let seen = scraped || metrics.catalog.mode() != Mode::Prometheus || options.metrics_push()?.is_some();
+    // The system is only measured if a scrape, a metric log or a push can show it. TorchServe's port is scraped too.
+    let scraped = options.metrics.allow || clouds.are_replaced();
+    let seen = scraped || definition.catalog.mode() != Mode::Prometheus || options.metrics_push()?.is_some();
     let gpus = find_gpus(options.metrics.nvml_library.clone(), options.gpus.min_capability).await;
-    let system = system_settings(&options.metrics, seen, gpus.clone());
+    let system = metrics::of_system(&options.metrics, seen, gpus.clone());
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     let limits = options.gpus.model_load_gpu_limit.iter().map(|limit| (limit.device, limit.fraction));
     let devices = Devices::new(gpus, visible.as_deref(), limits, &system.roots);
     let mut settings = settings(options, library, devices, descriptors)?;
-    settings.loader.stores.registered = registered;
+    settings.loader.stores.registered = clouds.registered();
     settings.loader.threads = threads;
-    let engine = Engine::new(settings, metrics, labels).map_err(|error| error.to_string())?;
+    let engine = Engine::new(settings, definition, labels).map_err(|error| error.to_string())?;
     Ok((engine, system))
-}
-
-/// Returns the settings of system metrics; `seen` is whether any output shows them.
-fn system_settings(options: &cli::Metrics, seen: bool, gpus: Option<Arc<Gpus>>) -> system::Settings {
-    system::Settings {
-        interval: options.interval,
-        log_interval: options.system_log_interval,
-        cpu: seen && options.allow_cpu,
-        gpus: gpus.filter(|_| seen && options.allow_gpu),
-        roots: Roots::new(&options.cgroup_root),
-    }
 }
 
 fn control_mode(options: &Options) -> loader::Mode {

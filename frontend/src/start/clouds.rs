@@ -11,6 +11,8 @@ pub(super) struct Clouds {
     vertex_ai: Option<VertexAi>,
     /// The directories that requests register as models; `None` if models are not loaded by request.
     registered: Option<Registered>,
+    /// Whether TorchServe's endpoints are served in place of those of Triton and the platforms.
+    replaced: bool,
 }
 
 impl Clouds {
@@ -33,12 +35,22 @@ impl Clouds {
         let registered = (sagemaker.is_some() && explicit).then(Registered::default);
         let vertex_ai = has_effect("--allow-vertex-ai", vertex_ai.allow)
             .then(|| VertexAi::new(vertex_ai.default_model.clone(), variable));
-        Ok(Self { sagemaker: sagemaker.transpose()?, vertex_ai: vertex_ai.transpose()?, registered })
+        Ok(Self {
+            sagemaker: sagemaker.transpose()?,
+            vertex_ai: vertex_ai.transpose()?,
+            registered,
+            replaced: torchserve,
+        })
     }
 
     /// Returns the directories that requests register as models.
     pub(super) fn registered(&self) -> Option<Registered> {
         self.registered.clone()
+    }
+
+    /// Returns whether TorchServe's endpoints are served in place of those of Triton and the platforms.
+    pub(super) fn are_replaced(&self) -> bool {
+        self.replaced
     }
 
     /// Returns the platforms to open listeners for.
