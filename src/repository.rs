@@ -121,6 +121,9 @@ pub struct ModelStatus {
     pub failure: String,
     /// Whether its latest load or reload failed, also if earlier versions continue to serve. An unload sets it back.
     pub load_failed: bool,
+    /// Whether it was unloaded and no version has been loaded since: versions that could not be loaded keep their reason, but do not
+    /// count for the readiness of the server.
+    pub unloaded: bool,
 }
 
 /// One line of the repository index.
@@ -162,6 +165,7 @@ impl States {
     pub fn set(&mut self, model: &str, version: u64, state: State, reason: impl Into<String>) {
         let status = self.entry(model);
         status.failure.clear();
+        status.unloaded = false;
         status.versions.insert(version, VersionStatus { state, reason: reason.into() });
     }
 
@@ -181,6 +185,7 @@ impl States {
         let status = self.entry(model);
         status.failure = reason.into();
         status.load_failed = true;
+        status.unloaded = false;
     }
 
     /// Records whether the latest load or reload of a model succeeded. Does nothing if the model is not known.
@@ -194,9 +199,7 @@ impl States {
     pub fn end_failures(&mut self, model: &str) {
         let Some(status) = self.models.get_mut(model) else { return };
         status.failure.clear();
-        status.load_failed = false;
-        let failed = |status: &&mut VersionStatus| status.state == State::Unavailable && status.reason != ON_DEMAND;
-        status.versions.values_mut().filter(failed).for_each(|status| status.reason = UNLOADED.to_owned());
+        (status.load_failed, status.unloaded) = (false, true);
     }
 
     /// Records that several repositories have the model, so that it cannot be loaded. The index shows this in place of versions.
@@ -262,11 +265,13 @@ impl States {
     /// Returns whether every version of every model is ready or was unloaded by a request: the readiness of the server. Models
     /// for which `optional` returns true do not count.
     pub fn all_ready(&self, optional: impl Fn(&str) -> bool) -> bool {
-        let good = |status: &VersionStatus| {
-            status.state == State::Ready || (status.state == State::Unavailable && status.reason == UNLOADED)
+        let good = |model: &ModelStatus, status: &VersionStatus| match status.state {
+            State::Ready => true,
+            State::Unavailable => model.unloaded || status.reason == UNLOADED,
+            State::Unknown | State::Loading | State::Unloading => false,
         };
         let mut required = self.models.iter().filter(|(name, _)| !optional(name));
-        required.all(|(_, model)| model.failure.is_empty() && model.versions.values().all(good))
+        required.all(|(_, model)| model.failure.is_empty() && model.versions.values().all(|status| good(model, status)))
     }
 
     /// Returns the version that serves a request. `version` is the client's text; empty means the highest ready version.
@@ -473,8 +478,10 @@ mod tests {
         assert!(!states.all_ready(|_| false));
         states.end_failures("broken");
         let reason = |version| states.model("broken").unwrap().versions[&version].reason.clone();
-        assert_eq!([reason(1), reason(2)], [UNLOADED, ON_DEMAND]);
-        assert!(!states.model("broken").unwrap().load_failed);
+        assert_eq!([reason(1), reason(2)], ["a bad file", ON_DEMAND]);
+        assert!(states.all_ready(|_| false) && !states.model("broken").unwrap().load_failed);
+        states.set("broken", 1, State::Unavailable, "still bad");
+        assert!(!states.all_ready(|_| false));
         states.end_failures("unknown");
         assert!(states.model("unknown").is_none());
     }

@@ -45,8 +45,8 @@ impl Format {
 }
 
 /// Appended when the mode shows no metrics in scrapes. A comment, which the text format allows anywhere.
-const LOGS_ONLY: &str = "# metrics mode is tslog (log): metrics go to the logs; --metrics-mode=both, or metrics_mode=prometheus in config.properties, \
-     shows them here\n";
+const LOGS_ONLY: &str = "# metrics mode is tslog (log): metrics go to the logs; mode both or prometheus (metrics_mode in \
+     config.properties) shows them here\n";
 
 /// Encodes the families and samples of these names.
 pub fn encode(cache: &Arc<Cache>, encoding: Encoding, names: &Names) -> Vec<u8> {

@@ -242,15 +242,17 @@ def scraped(folder, discovered: list) -> list:
 
 @needs_prometheus
 def test_the_pod_monitor_of_kserve_scrapes_the_metrics_port(tmp_path):
-    """Each container port of a pod is a target; equal ones are one. Other containers are left out."""
+    """Each container port of a pod is a target; equal ones are one. Other containers, and pods that do not run yet, are left out."""
     pods = [("10.0.0.7", "10.0.0.7:{}"), ("fd00::7", "[fd00::7]:{}")]
+    pending = ("10.0.0.8", "10.0.0.8:{}")
     discovered = [
         {
             "__address__": address.format(number),
             "__meta_kubernetes_pod_ip": ip,
             "__meta_kubernetes_pod_container_name": name,
+            "__meta_kubernetes_pod_phase": "Pending" if ip == pending[0] else "Running",
         }
-        for ip, address in pods
+        for ip, address in [*pods, pending]
         for name, number in (("kserve-container", 8080), ("kserve-container", 9000), ("queue-proxy", 8012))
     ]
     found = scraped(tmp_path, discovered)

@@ -24,7 +24,9 @@ from harness.waiting import DEADLINE_S, eventually, holds_for, run_for, settled
 from harness.wire import tensor
 from metrics.log_lines import LINE, by_name, folder, lines, raw, sums
 
-LOGS_ONLY = "# metrics mode is tslog: metrics go to the logs; mode both or prometheus shows them here\n"
+LOGS_ONLY = (
+    "# metrics mode is tslog (log): metrics go to the logs; mode both or prometheus (metrics_mode in config.properties) shows them here\n"
+)
 """The scrape in mode tslog."""
 
 HOST = socket.gethostname()

@@ -71,7 +71,7 @@ def test_a_model_that_failed_and_was_removed_is_forgotten(start, tmp_path):
 
 
 def test_the_unload_of_a_model_that_failed_makes_the_server_ready(start, tmp_path):
-    """With loads by request. The reason of the failure ends too."""
+    """With loads by request. The index has the reason of the failure still, as Triton's."""
     folder = tmp_path / "models"
     write(folder, "broken", tmp_path / "missing")
     server = start([], "--model-control-mode=explicit", f"--python={PYTHON}", repository=folder)
@@ -79,7 +79,10 @@ def test_the_unload_of_a_model_that_failed_makes_the_server_ready(start, tmp_pat
     assert server.get("/v2/health/ready")[0] == 400
     assert server.ask("POST", "/v2/repository/models/broken/unload", b"{}")[0] == 200
     assert server.get("/v2/health/ready")[0] == 200
-    assert [(one["state"], one["reason"]) for one in server.index()["broken"]] == [("UNAVAILABLE", "unloaded")]
+    (entry,) = server.index()["broken"]
+    assert entry["state"] == "UNAVAILABLE" and "No such file" in entry["reason"]
+    assert server.ask("POST", "/v2/repository/models/broken/load", b"{}")[0] == 400
+    assert server.get("/v2/health/ready")[0] == 400
 
 
 def test_a_version_that_failed_and_was_removed_is_forgotten(start, tmp_path):

@@ -13,10 +13,10 @@ pub(super) fn check(model: &str, sent: &Override) -> Result<(), InferError> {
         "the files of the request can contain code".to_owned()
     } else {
         match Draft::from_json(&sent.config) {
-            Ok(draft) if draft.can_run_code() => "models of the configuration in the request can run code: without permission, \
-                 its backend must be builtin, onnxruntime or tract, or its platform ensemble or onnxruntime_onnx, without the \
-                 parameter 'sandbox' and without names of files for ONNX Runtime (libraries of operators, options of \
-                 accelerators, entries of the session)"
+            Ok(draft) if draft.can_run_code() => "the configuration in the request can run code: without permission, it must \
+                 name the backend builtin, onnxruntime or tract, or the platform ensemble or onnxruntime_onnx, also if it only \
+                 changes other settings, without the parameter 'sandbox' and without names of files for ONNX Runtime (libraries \
+                 of operators, options of accelerators, entries of the session)"
                 .to_owned(),
             _ => return Ok(()),
         }
