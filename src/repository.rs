@@ -121,8 +121,8 @@ pub struct ModelStatus {
     pub failure: String,
     /// Whether its latest load or reload failed, also if earlier versions continue to serve. An unload sets it back.
     pub load_failed: bool,
-    /// Whether it was unloaded and no version has been loaded since: versions that could not be loaded keep their reason, but do not
-    /// count for the readiness of the server.
+    /// Whether it was unloaded and no load has changed its versions since: those that could not be loaded keep their reason, but do
+    /// not count for the readiness of the server.
     pub unloaded: bool,
 }
 
@@ -262,8 +262,7 @@ impl States {
         versions.filter(|(_, status)| status.state == State::Ready).map(|(version, _)| *version)
     }
 
-    /// Returns whether every version of every model is ready or was unloaded by a request: the readiness of the server. Models
-    /// for which `optional` returns true do not count.
+    /// Returns whether every version of every model is ready or was unloaded: the readiness of the server. Models for which `optional` returns true do not count.
     pub fn all_ready(&self, optional: impl Fn(&str) -> bool) -> bool {
         let good = |model: &ModelStatus, status: &VersionStatus| match status.state {
             State::Ready => true,

@@ -319,7 +319,7 @@ fn report(failures: Vec<(String, String)>, options: &Options) -> Result<(), Stri
     }
     let names: Vec<&str> = failures.iter().map(|(model, _)| model.as_str()).collect();
     let readiness = match options.general.strict_readiness {
-        true => "; the server does not report itself as ready without them (--strict-readiness=false: it does)",
+        true => "; until they are loaded, the server is not ready (set --strict-readiness=false to report it as ready)",
         false => "",
     };
     tracing::warn!("serving without the models that failed to load: {}{readiness}", names.join(", "));

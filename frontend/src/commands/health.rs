@@ -16,7 +16,7 @@ const LIMIT: Duration = Duration::from_secs(2);
 const LONGEST: u64 = 4096;
 
 /// The server's usual port.
-const PORT: &str = "8000";
+const PORT: u16 = 8000;
 
 /// Exits with 0 if the server at `address` is ready: `HOST:PORT`, with `https://` before it for TLS with these certificates. The
 /// server's certificate must have `server_name`, or else the host's name. Without an address, the variables of this process, which in
@@ -34,7 +34,8 @@ pub(crate) fn run(address: Option<&str>, server_name: Option<&str>, certificates
 
 /// Returns the address at which this machine reaches a server with these variables.
 fn usual_address(variable: impl Fn(&str) -> Option<String>) -> String {
-    let port = variable("PHAROS_HTTP_PORT").unwrap_or_else(|| PORT.to_owned());
+    // Kubernetes sets PHAROS_HTTP_PORT=tcp://... for a Service named pharos-http, which the server ignores too.
+    let port = variable("PHAROS_HTTP_PORT").and_then(|port| port.parse().ok()).unwrap_or(PORT);
     let host = variable("PHAROS_HTTP_ADDRESS").and_then(|host| host.parse::<IpAddr>().ok());
     let host = host.filter(|host| !host.is_unspecified()).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
     if host.is_ipv6() { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
@@ -163,6 +164,7 @@ mod tests {
         assert_eq!(usual(Some("9000"), Some("10.1.2.3")), "10.1.2.3:9000");
         assert_eq!(usual(None, Some("fd00::1")), "[fd00::1]:8000");
         assert_eq!(usual(None, Some("localhost")), "127.0.0.1:8000");
+        assert_eq!(usual(Some("tcp://10.0.0.1:8000"), None), "127.0.0.1:8000");
     }
 
     /// Returns what is read from a server that sends `answer`.

@@ -8,7 +8,8 @@ use pharos_telemetry::tslog;
 
 use crate::cli::{self, Options, Tslog};
 
-/// Returns the default mode of metrics: logs are only written if a directory or standard output is set, with TorchServe's endpoints only logs.
+/// Returns the default mode of metrics: scrapes, and logs if a directory or standard output for them is set. With TorchServe's endpoints:
+/// only logs.
 pub(super) fn usual_mode(options: &Options, torchserve: bool) -> Mode {
     if torchserve {
         return Mode::Tslog;

@@ -400,22 +400,45 @@ def test_a_model_that_loses_the_parameter_stays_loaded(start, tmp_path):
     assert unloads(server, "model") == 0
 
 
-def test_files_that_change_during_a_load_on_demand_are_loaded(start, tmp_path):
-    """Two polls see the change while the load has the earlier files."""
-    folder, more = tmp_path / "models", 'parameters { key: "load" value { string_value: "on_demand" } } version_policy { all { } }'
-    write(folder, "slow", SLOW.format(io=IO, more=more, ms=6000))
-    server = start([], "--model-control-mode=poll", "--repository-poll-secs=1", repository=folder)
+GATED = """import os, time
+import triton_python_backend_utils as utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        while not os.path.exists("GATE"):
+            time.sleep(0.01)
+
+    def execute(self, requests):
+        tensors = [utils.get_input_tensor_by_name(request, "INPUT0").as_numpy() for request in requests]
+        return [utils.InferenceResponse([utils.Tensor("OUTPUT0", tensor)]) for tensor in tensors]
+"""
+
+
+@pytest.mark.skipif(not has_worker, reason=f"{PYTHON} does not have the package pharos-worker: make python-worker")
+@pytest.mark.parametrize("asked", ["gated", "outer"])
+def test_files_that_change_during_a_load_on_demand_are_loaded(start, tmp_path, asked):
+    """The load has the earlier files. A request has loaded the model itself, or an ensemble of it."""
+    folder, on_demand = tmp_path / "models", 'parameters { key: "load" value { string_value: "on_demand" } }\n'
+    put(folder, "outer", ensemble("outer", "gated") + on_demand)
+    (folder / "gated/1").mkdir(parents=True)
+    (folder / "gated/1/model.py").write_text(GATED.replace("GATE", str(tmp_path / "gate")))
+    (folder / "gated/config.pbtxt").write_text('backend: "python"\n' + model(function="") + on_demand + "version_policy { all { } }")
+    options = ["--model-control-mode=poll", "--repository-poll-secs=1", f"--python={PYTHON}"]
+    server = start([], *options, repository=folder)
+    states = lambda: [(one["version"], one["state"]) for one in server.index()["gated"]]
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(server.infer, "slow", VALUES)
-        states = lambda: [one.get("state") for one in server.index()["slow"]]
-        eventually("the load runs", lambda: states() == ["LOADING"])
-        (folder / "slow/2").mkdir()
-        (folder / "slow/config.pbtxt").write_text(SLOW.format(io=IO, more=more, ms=100))
+        first = pool.submit(server.infer, asked, VALUES)
+        eventually("the load runs", lambda: states() == [("1", "LOADING")])
+        shutil.copytree(folder / "gated/1", folder / "gated/2")
         eventually("the change is seen", lambda: "new or changed in the repository" in server.log.read_text())
-        assert "READY" not in states() and not first.done(), "the change came after the load"
+        assert not first.done(), "the load has ended before the change was seen"
+        # Not before the server has read the changed files.
+        holds_for("the load waits", 0.5, lambda: ("1", "LOADING") in states())
+        (tmp_path / "gate").touch()
         assert first.result()[0] == 200
-    assert [one["version"] for one in server.index()["slow"] if one.get("state") == "READY"] == ["1", "2"]
-    assert_answers(server, "slow")
+    eventually("the new version is loaded", lambda: states() == [("1", "READY"), ("2", "READY")])
+    assert_answers(server, asked)
 
 
 def test_an_ensemble_that_a_client_loads_is_not_unloaded_meanwhile(start, tmp_path):

@@ -13,9 +13,9 @@ pub(super) fn check(model: &str, sent: &Override) -> Result<(), InferError> {
         "the files of the request can contain code".to_owned()
     } else {
         match Draft::from_json(&sent.config) {
-            Ok(draft) if draft.can_run_code() => "the configuration in the request can run code: without permission, it must \
-                 name the backend builtin, onnxruntime or tract, or the platform ensemble or onnxruntime_onnx, also if it only \
-                 changes other settings, without the parameter 'sandbox' and without names of files for ONNX Runtime (libraries \
+            Ok(draft) if draft.can_run_code() => "the configuration in the request can run code. Without permission, it must \
+                 name the backend builtin, onnxruntime or tract, or the platform ensemble or onnxruntime_onnx, even if it changes \
+                 only other settings, and must have neither the parameter 'sandbox' nor names of files for ONNX Runtime (libraries \
                  of operators, options of accelerators, entries of the session)"
                 .to_owned(),
             _ => return Ok(()),
@@ -70,7 +70,7 @@ mod tests {
             r#"{"backend":"onnxruntime","parameters":{"session.collect_node_memory_stats_to_file":{"string_value":"/tmp/x"}}}"#,
         ] {
             let text = refused(config, None).unwrap_or_default();
-            assert!(text.starts_with("failed to load 'm', models of the configuration"), "{config}: {text}");
+            assert!(text.starts_with("failed to load 'm', the configuration in the request"), "{config}: {text}");
             assert!(text.contains("--allow-model-upload"), "{config}: {text}");
         }
         let text = refused(r#"{"backend":"onnxruntime"}"#, Some("1/model.onnx")).unwrap_or_default();

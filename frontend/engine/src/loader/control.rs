@@ -38,6 +38,8 @@ pub(super) struct LoadRequest {
     pub(super) by_itself: bool,
     /// Whether the overrides are a client's, and not those of an earlier load.
     pub(super) overriding: bool,
+    /// Whether it is loaded by itself only because a request is loading it already: it may be unloaded when it has no use.
+    pub(super) after_request: bool,
     /// Whether to reload it even if it has not changed.
     pub(super) reload: bool,
     pub(super) failing: OnLoadFailure,
@@ -45,8 +47,9 @@ pub(super) struct LoadRequest {
 
 impl LoadRequest {
     pub(super) fn new(name: &str, overrides: Option<Arc<Overrides>>) -> Self {
-        let failing = OnLoadFailure::Keep;
-        Self { name: name.to_owned(), overrides, by_itself: false, overriding: false, reload: false, failing }
+        let name = name.to_owned();
+        let (by_itself, overriding, after_request, reload) = (false, false, false, false);
+        Self { name, overrides, by_itself, overriding, after_request, reload, failing: OnLoadFailure::Keep }
     }
 }
 
@@ -122,6 +125,8 @@ impl Loader {
             };
             all.iter().map(wanted).collect()
         };
+        // Until they are recorded as named, so that they are not unloaded before.
+        let _begun: Vec<Unloads> = all.iter().map(|name| self.locks.of(name).unloads()).collect();
         let mut loaded = self.load_all_of(wanted).await;
         self.unload_obsolete(loaded.keys().cloned().collect()).await;
         let mut result = Ok(());
@@ -159,8 +164,9 @@ impl Loader {
             }
         }
         let on_demand = self.on_demand_among(loads.iter().map(|(wanted, _, prepared, _)| (wanted, prepared)));
-        loads.retain(|(wanted, _, prepared, _)| {
-            let added = on_demand.contains(&wanted.name) && self.add_on_demand(prepared);
+        loads.retain_mut(|(wanted, _, prepared, _)| {
+            wanted.after_request = on_demand.contains(&wanted.name);
+            let added = wanted.after_request && self.add_on_demand(prepared);
             if added {
                 results.insert(wanted.name.clone(), Ok(()));
             }
@@ -317,7 +323,7 @@ impl Loader {
         prepared: &Prepared,
     ) -> Loaded {
         let name = wanted.name.as_str();
-        let lock = self.locks.of(name);
+        let (lock, is_unloaded) = (self.locks.of(name), unloads.watched());
         let load = async {
             let _held = lock.held().await;
             let _permit = self.permits.acquire().await;
@@ -334,7 +340,8 @@ impl Loader {
             let applied = self.apply(prepared, reload, failing).await;
             self.models.change(|table| {
                 table.states.load_ended(name, applied.is_ok());
-                if applied.is_ok() {
+                // An unload that has come removes what this would insert, or has removed it already.
+                if applied.is_ok() && !is_unloaded() {
                     self.record_loaded(table, wanted, prepared);
                 }
             });
@@ -360,6 +367,9 @@ impl Loader {
                 table.overrides.remove(name);
                 if self.is_on_demand(prepared) {
                     table.remember_on_demand(name);
+                    if wanted.after_request {
+                        table.demanded.insert(name.to_owned());
+                    }
                 } else {
                     table.forget_on_demand(name);
                 }
@@ -389,19 +399,18 @@ impl Loader {
     /// Unloads models, and cancels running loads of them.
     pub(super) async fn unload_all_of(self: &Arc<Self>, unloaded: Vec<String>) {
         for name in &unloaded {
+            let lock = self.locks.of(name);
+            // Before what the loads have recorded is removed, so that none of them records it afterwards.
+            lock.unload();
             self.models.change(|table| {
                 table.wanted.remove(name);
                 table.named.remove(name);
                 table.demanded.remove(name);
                 table.overrides.remove(name);
             });
-            let lock = self.locks.of(name);
-            lock.unload();
             let _held = lock.held().await;
             let is_removed = self.list_blocking().await.is_ok_and(|names| !names.contains_key(name));
             self.models.change(|table| {
-                // A load that ended before it was cancelled may have inserted it again.
-                table.wanted.remove(name);
                 table.states.end_failures(name);
                 if is_removed {
                     table.on_demand.remove(name);
@@ -460,7 +469,7 @@ pub(crate) fn exits() -> InferError {
 
 /// Returns whether a client has loaded a model with overrides since a load without was prepared. They apply as long as the model is
 /// loaded.
-fn has_other_overrides(table: &Snapshot, wanted: &LoadRequest) -> bool {
+pub(super) fn has_other_overrides(table: &Snapshot, wanted: &LoadRequest) -> bool {
     let loaded = table.overrides.get(&wanted.name).map(Arc::as_ptr);
     table.serving.contains_key(&wanted.name) && loaded != wanted.overrides.as_ref().map(Arc::as_ptr)
 }

@@ -1,15 +1,23 @@
 //! Reloads the ensembles that depend on changed models.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use pharos_os::blocking;
 
 use super::change::OnLoadFailure;
-use super::control::LoadRequest;
+use super::control::{LoadRequest, has_other_overrides};
 use super::prepare::PrepareError;
 use super::{Loader, Mode};
 use crate::store::Overrides;
+
+/// The result of the reload of an ensemble.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reloaded {
+    Done,
+    /// A client has loaded it with other overrides meanwhile.
+    WithOthers,
+}
 
 impl Loader {
     /// Reloads the wanted ensembles that depend on changed models, or withdraws those that can no longer be loaded.
@@ -18,37 +26,48 @@ impl Loader {
             if self.stores.namespaces() && !self.members_changed(&name, changed).await {
                 continue;
             }
-            let Some(overrides) = self.overrides_with_members(&name) else {
-                if self.models.snapshot().serving.contains_key(&name) {
-                    let lock = self.locks.of(&name);
-                    let _held = lock.held().await;
-                    self.withdraw(&name);
-                    if matches!(self.settings.mode, Mode::None | Mode::Poll(_)) {
-                        // A member was removed, but not the ensemble.
-                        self.models.change(|table| table.states.load_ended(&name, false));
-                    }
-                }
-                continue;
-            };
-            let wanted = LoadRequest {
-                reload: true,
-                failing: OnLoadFailure::Withdraw,
-                ..LoadRequest::new(&name, overrides.clone())
-            };
-            let (wanted, unloads) = self.begun(wanted);
-            let (loader, model) = (self.clone(), name.clone());
-            let prepared = blocking::run(move || loader.prepare(&model, overrides.as_deref())).await;
-            let prepared = prepared.unwrap_or_else(|error| Err(PrepareError::Unreadable(error.to_string())));
-            match self.checked_dependencies(&name, prepared).await {
-                Ok(prepared) => drop(self.load_one(&wanted, unloads, &prepared).await),
-                // Ensembles answer until the end.
-                Err(_) if self.is_exiting() => return,
-                Err(unprepared) => {
-                    let lock = self.locks.of(&name);
-                    let _held = lock.held().await;
-                    drop(self.not_prepared(&wanted, &unloads, &unprepared));
+            // Again if a client has loaded it with other overrides, but with the members of before.
+            while self.reload_dependent(&name).await == Reloaded::WithOthers {}
+        }
+    }
+
+    async fn reload_dependent(self: &Arc<Self>, name: &str) -> Reloaded {
+        let Some(overrides) = self.overrides_with_members(name) else {
+            if self.models.snapshot().serving.contains_key(name) {
+                let lock = self.locks.of(name);
+                let _held = lock.held().await;
+                self.withdraw(name);
+                if matches!(self.settings.mode, Mode::None | Mode::Poll(_)) {
+                    // A member was removed, but not the ensemble.
+                    self.models.change(|table| table.states.load_ended(name, false));
                 }
             }
+            return Reloaded::Done;
+        };
+        let failing = OnLoadFailure::Withdraw;
+        let wanted = LoadRequest { reload: true, failing, ..LoadRequest::new(name, overrides.clone()) };
+        let (wanted, unloads) = self.begun(wanted);
+        let (loader, model) = (self.clone(), name.to_owned());
+        let prepared = blocking::run(move || loader.prepare(&model, overrides.as_deref())).await;
+        let prepared = prepared.unwrap_or_else(|error| Err(PrepareError::Unreadable(error.to_string())));
+        match self.checked_dependencies(name, prepared).await {
+            Ok(prepared) => drop(self.load_one(&wanted, unloads, &prepared).await),
+            // At the exit, ensembles stay until their requests have ended.
+            Err(_) if self.is_exiting() => {}
+            Err(unprepared) => {
+                let lock = self.locks.of(name);
+                let _held = lock.held().await;
+                drop(self.not_prepared(&wanted, &unloads, &unprepared));
+            }
+        }
+        let table = self.models.snapshot();
+        if self.is_exiting() || !table.wanted.contains(name) {
+            return Reloaded::Done;
+        }
+        let mut serving = table.serving.get(name).into_iter().flat_map(BTreeMap::values);
+        match has_other_overrides(&table, &wanted) && serving.any(|serving| self.models.has_other_members(serving)) {
+            true => Reloaded::WithOthers,
+            false => Reloaded::Done,
         }
     }
 

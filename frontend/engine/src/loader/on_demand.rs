@@ -137,18 +137,11 @@ impl Loader {
             InferError::not_ready(format!("model '{name}' could not be loaded on demand: {reason}"))
         })?;
         let unloads = self.locks.of(name).unloads();
-        let loaded = loop {
-            let updates = model.updates();
-            let overrides = self.models.snapshot().overrides.get(name).cloned();
-            let mut loaded = self.load_all_of(vec![LoadRequest::new(name, overrides)]).await;
-            let missing = || Err(InferError::internal(format!("model '{name}' was not loaded")));
-            let loaded = loaded.remove(name).unwrap_or_else(missing);
-            // Its files may have changed after the load has read them.
-            if loaded.is_err() || model.updates() == updates {
-                break loaded;
-            }
-        };
+        let overrides = self.models.snapshot().overrides.get(name).cloned();
+        let mut loaded = self.load_all_of(vec![LoadRequest::new(name, overrides)]).await;
         drop(reservation);
+        let missing = || Err(InferError::internal(format!("model '{name}' was not loaded")));
+        let loaded = loaded.remove(name).unwrap_or_else(missing);
         record::on_demand_loaded(self.cache(), name, loaded.is_ok());
         match loaded {
             Ok(()) => {
@@ -221,7 +214,8 @@ impl Loader {
         found
     }
 
-    /// Adds a model that is loaded on demand to the model table, unless a request has just loaded it. Returns whether it did.
+    /// Adds a model that is loaded on demand to the model table, unless a request has loaded it or is loading it, perhaps with other
+    /// files than these. Returns whether it did.
     pub(super) fn add_on_demand(&self, prepared: &Prepared) -> bool {
         let config = |directory| match &prepared.configuration {
             Configuration::Known(config) => Some((**config).clone()),
@@ -234,11 +228,10 @@ impl Loader {
         );
         let (name, mut added) = (prepared.name.as_str(), false);
         self.models.change(|table| {
-            added = !table.serving.contains_key(name);
+            added = !table.serving.contains_key(name) && !self.locks.has_other_loads(name);
             if !added {
                 return;
             }
-            // If a load is running, it has other files, is repeated, and inserts it again.
             table.wanted.remove(name);
             table.states.forget_unavailable(name, |_| false);
             for number in prepared.versions.keys() {

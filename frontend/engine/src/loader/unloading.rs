@@ -23,7 +23,14 @@ impl Loader {
         for member in released(&table, name) {
             // Unless a request loads the ensemble again.
             let is_released = |table: &Snapshot| !table.wanted.contains(name) && released(table, name).contains(member);
-            self.withdraw_at_once(member, is_released);
+            if !self.withdraw_at_once(member, is_released) {
+                // An operation changes the member. It is unloaded later, when it has no use.
+                self.models.change(|table| {
+                    if is_released(table) && table.serving.contains_key(member) {
+                        table.demanded.insert(member.to_owned());
+                    }
+                });
+            }
         }
     }
 

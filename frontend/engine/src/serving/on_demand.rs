@@ -25,8 +25,6 @@ type Version = (PathBuf, Option<Arc<ModelConfig>>);
 /// A model that is loaded on demand.
 pub(crate) struct OnDemand {
     versions: RwLock<BTreeMap<u64, Version>>,
-    /// How often the files have changed.
-    updates: AtomicU64,
     /// The failed loads. Locked only to read or change them.
     attempts: Mutex<Attempts>,
     /// The load that runs. Locked only to begin a load, to find it and to forget it.
@@ -45,7 +43,6 @@ impl OnDemand {
         let versions = versions.map(|(number, directory, config)| (number, (directory, config.map(Arc::new))));
         Self {
             versions: RwLock::new(versions.collect()),
-            updates: AtomicU64::new(0),
             attempts: Mutex::default(),
             load: Mutex::default(),
             awaited: AtomicUsize::new(0),
@@ -102,12 +99,6 @@ impl OnDemand {
     pub(crate) fn update(&self, read: Self) {
         self.replace(read.versions.into_inner().unwrap_or_else(PoisonError::into_inner));
         self.attempts().succeeded();
-        self.updates.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Returns a number that grows with each change of the files.
-    pub(crate) fn updates(&self) -> u64 {
-        self.updates.load(Ordering::Relaxed)
     }
 
     fn replace(&self, versions: BTreeMap<u64, Version>) {

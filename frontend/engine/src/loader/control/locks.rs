@@ -59,6 +59,12 @@ impl Unloads {
     pub(in crate::loader) fn has_come(&self) -> bool {
         self.unloads.has_changed().unwrap_or(false)
     }
+
+    /// Returns a function that tells whether an unload has happened.
+    pub(super) fn watched(&self) -> impl Fn() -> bool + use<> {
+        let unloads = self.unloads.clone();
+        move || unloads.has_changed().unwrap_or(false)
+    }
 }
 
 impl Locks {
@@ -74,6 +80,11 @@ impl Locks {
     /// Returns whether an operation has the lock of a model, or a load has begun.
     pub(in crate::loader) fn is_held(&self, name: &str) -> bool {
         self.all().get(name).is_some_and(|one| one.free().is_none())
+    }
+
+    /// Returns whether another load of a model has begun than the one of the caller.
+    pub(in crate::loader) fn has_other_loads(&self, name: &str) -> bool {
+        self.all().get(name).is_some_and(|one| one.loads.load(Ordering::Relaxed) > 1)
     }
 
     fn all(&self) -> MutexGuard<'_, BTreeMap<String, Arc<ModelLock>>> {
@@ -124,6 +135,11 @@ mod tests {
         assert!(!locks.is_held("m"));
         let mut unloads = first.unloads();
         assert!(locks.is_held("m") && second.held_at_once().is_none(), "a load has begun");
+        assert!(!locks.has_other_loads("m"));
+        let other = first.unloads();
+        assert!(locks.has_other_loads("m"));
+        drop(other);
+        let has_come = unloads.watched();
         let held = first.held().await;
         assert!(locks.is_held("m") && !locks.is_held("other"));
         assert!(second.one.turn.try_lock().is_err());
@@ -131,7 +147,7 @@ mod tests {
         assert_eq!(locks.all().len(), 1);
         assert!(!unloads.has_come());
         second.unload();
-        assert!(unloads.has_come());
+        assert!(unloads.has_come() && has_come());
         unloads.next().await;
         assert!(!unloads.has_come());
         drop(unloads);
