@@ -195,11 +195,11 @@ impl States {
         }
     }
 
-    /// Records that the model is unloaded: that it or versions of it could not be loaded no longer counts.
-    pub fn end_failures(&mut self, model: &str) {
-        let Some(status) = self.models.get_mut(model) else { return };
-        status.failure.clear();
-        (status.load_failed, status.unloaded) = (false, true);
+    /// Records that the model is unloaded, not only withdrawn: versions that could not be loaded no longer count.
+    pub fn mark_unloaded(&mut self, model: &str) {
+        if let Some(status) = self.models.get_mut(model) {
+            status.unloaded = true;
+        }
     }
 
     /// Records that several repositories have the model, so that it cannot be loaded. The index shows this in place of versions.
@@ -262,7 +262,8 @@ impl States {
         versions.filter(|(_, status)| status.state == State::Ready).map(|(version, _)| *version)
     }
 
-    /// Returns whether every version of every model is ready or was unloaded: the readiness of the server. Models for which `optional` returns true do not count.
+    /// Returns whether every version of every model is ready or was unloaded: the readiness of the server. Models for which `optional`
+    /// returns true do not count.
     pub fn all_ready(&self, optional: impl Fn(&str) -> bool) -> bool {
         let good = |model: &ModelStatus, status: &VersionStatus| match status.state {
             State::Ready => true,
@@ -475,13 +476,14 @@ mod tests {
         states.set("broken", 2, State::Unavailable, ON_DEMAND);
         states.load_ended("broken", false);
         assert!(!states.all_ready(|_| false));
-        states.end_failures("broken");
+        states.mark_unloaded("broken");
+        states.withdraw("broken");
         let reason = |version| states.model("broken").unwrap().versions[&version].reason.clone();
         assert_eq!([reason(1), reason(2)], ["a bad file", ON_DEMAND]);
         assert!(states.all_ready(|_| false) && !states.model("broken").unwrap().load_failed);
         states.set("broken", 1, State::Unavailable, "still bad");
         assert!(!states.all_ready(|_| false));
-        states.end_failures("unknown");
+        states.mark_unloaded("unknown");
         assert!(states.model("unknown").is_none());
     }
 

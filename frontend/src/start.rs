@@ -72,7 +72,7 @@ pub fn main() -> ExitCode {
     };
     match &options.command {
         Some(Command::Health { address, server_name, certificates }) => {
-            return commands::health(address.as_deref(), server_name.as_deref(), certificates);
+            return commands::health(address.as_deref(), &options.http, server_name.as_deref(), certificates);
         }
         Some(Command::Metrics(command)) => return commands::metrics(command),
         Some(Command::Slo(command)) => return commands::slo(command),

@@ -56,9 +56,9 @@ object! {
 const NO_MEMBER: &str = "attempt to access non-existing object member";
 
 /// Fills `request` from `json` and the binary data that follows it. Returns the request's `binary_data_output`.
-pub(super) fn parse(json: &[u8], binary: Data, request: &mut InferRequest) -> Result<bool, InferError> {
+pub(super) fn parse(json: &[u8], mut binary: Data, request: &mut InferRequest) -> Result<bool, InferError> {
     let text = known::Text::of(json);
-    if let Some(filled) = text.fill(&binary, request) {
+    if let Some(filled) = text.fill(&mut binary, request) {
         return filled;
     }
     let json = without_byte_order_mark(json);

@@ -10,7 +10,7 @@ use pharos_os::clock;
 
 use crate::deadline;
 
-/// Whether individual requests are logged, for the whole process, if verbose lines are not.
+/// Whether individual requests are logged whatever `--log-verbose` is, for the whole process.
 static ENABLED: AtomicBool = AtomicBool::new(false);
 
 /// Returns whether individual requests are logged.
@@ -18,7 +18,7 @@ pub fn is_enabled() -> bool {
     ENABLED.load(Ordering::Relaxed) || tracing::enabled!(target: TARGET, tracing::Level::DEBUG)
 }
 
-/// Enables or disables the lines.
+/// Enables the lines whatever `--log-verbose` is, or not.
 pub fn enable(on: bool) {
     ENABLED.store(on, Ordering::Relaxed);
 }

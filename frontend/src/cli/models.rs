@@ -174,16 +174,14 @@ impl Models {
     }
 }
 
-/// Flags that only one control mode uses. Those of models that are loaded on demand are not among them: the configuration of a model
-/// can say that requests load it.
-const OF_MODE: [(&str, ControlMode, &str); 1] = [("repository-poll-secs", ControlMode::Poll, "poll")];
-
-/// Returns a warning for each given flag that has no effect in the control mode.
-pub(super) fn without_mode(matches: &ArgMatches) -> Vec<String> {
-    let is_given = |flag: &str| matches.value_source(flag).is_some_and(|source| source != ValueSource::DefaultValue);
-    let mode = matches.get_one::<ControlMode>("model-control-mode");
-    let unused = OF_MODE.iter().filter(|(flag, of, _)| is_given(flag) && mode.is_some_and(|mode| mode != of));
-    unused.map(|(flag, _, of)| format!("--{flag} has no effect without --model-control-mode={of}")).collect()
+/// Returns a warning if the flag for polls is given in another control mode. Flags of models that are loaded on demand have an effect in
+/// all modes: the configuration of a model can say that requests load it.
+pub(super) fn without_mode(matches: &ArgMatches) -> Option<String> {
+    let is_given =
+        matches.value_source("repository-poll-secs").is_some_and(|source| source != ValueSource::DefaultValue);
+    let polls = matches.get_one("model-control-mode") == Some(&ControlMode::Poll);
+    let text = "--repository-poll-secs has no effect without --model-control-mode=poll";
+    (is_given && !polls).then(|| text.to_owned())
 }
 
 pub(super) fn memory_limit(text: &str) -> Result<MemoryLimit, String> {

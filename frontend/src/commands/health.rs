@@ -1,13 +1,13 @@
 //! `pharos health`: asks a running server whether it is ready, for health checks in containers without a shell.
 
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use pharos_os::client::{BlockingTls, ClientTls};
 
-use crate::cli::Certificates;
+use crate::cli::{Certificates, Http};
 
 /// The time limit of the connection, of the request and of the response.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -15,15 +15,17 @@ const LIMIT: Duration = Duration::from_secs(2);
 /// The number of bytes that are read of the response.
 const LONGEST: u64 = 4096;
 
-/// The server's usual port.
-const PORT: u16 = 8000;
-
 /// Exits with 0 if the server at `address` is ready: `HOST:PORT`, with `https://` before it for TLS with these certificates. The
-/// server's certificate must have `server_name`, or else the host's name. Without an address, the variables of this process, which in
-/// a container are those of the server, give it.
-pub(crate) fn run(address: Option<&str>, server_name: Option<&str>, certificates: &Certificates) -> ExitCode {
-    let usual = usual_address(|name| std::env::var(name).ok());
-    match ready(address.unwrap_or(&usual), server_name, certificates) {
+/// server's certificate must have `server_name`, or else the host's name. Without an address, it is that of the listener which the
+/// options of this process define: in a container, its variables are those of the server.
+pub(crate) fn run(
+    address: Option<&str>,
+    listener: &Http,
+    server_name: Option<&str>,
+    certificates: &Certificates,
+) -> ExitCode {
+    let here = reached_at((listener.address, listener.port).into()).to_string();
+    match ready(address.unwrap_or(&here), server_name, certificates) {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => {
             eprintln!("{reason}");
@@ -32,13 +34,12 @@ pub(crate) fn run(address: Option<&str>, server_name: Option<&str>, certificates
     }
 }
 
-/// Returns the address at which this machine reaches a server with these variables.
-fn usual_address(variable: impl Fn(&str) -> Option<String>) -> String {
-    // Kubernetes sets PHAROS_HTTP_PORT=tcp://... for a Service named pharos-http, which the server ignores too.
-    let port = variable("PHAROS_HTTP_PORT").and_then(|port| port.parse().ok()).unwrap_or(PORT);
-    let host = variable("PHAROS_HTTP_ADDRESS").and_then(|host| host.parse::<IpAddr>().ok());
-    let host = host.filter(|host| !host.is_unspecified()).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
-    if host.is_ipv6() { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+/// Returns the address at which this machine reaches a listener.
+fn reached_at(mut listener: SocketAddr) -> SocketAddr {
+    if listener.ip().is_unspecified() {
+        listener.set_ip(Ipv4Addr::LOCALHOST.into());
+    }
+    listener
 }
 
 /// Returns the reason if the server is not ready.
@@ -155,16 +156,12 @@ mod tests {
     }
 
     #[test]
-    fn the_usual_address_is_that_of_the_servers_variables() {
-        let usual = |port: Option<&str>, host: Option<&str>| {
-            usual_address(|name| if name == "PHAROS_HTTP_PORT" { port } else { host }.map(str::to_owned))
-        };
-        assert_eq!(usual(None, None), "127.0.0.1:8000");
-        assert_eq!(usual(Some("9000"), Some("0.0.0.0")), "127.0.0.1:9000");
-        assert_eq!(usual(Some("9000"), Some("10.1.2.3")), "10.1.2.3:9000");
-        assert_eq!(usual(None, Some("fd00::1")), "[fd00::1]:8000");
-        assert_eq!(usual(None, Some("localhost")), "127.0.0.1:8000");
-        assert_eq!(usual(Some("tcp://10.0.0.1:8000"), None), "127.0.0.1:8000");
+    fn a_listener_on_all_interfaces_is_reached_at_the_loopback_address() {
+        let reached = |listener: &str| reached_at(listener.parse().unwrap()).to_string();
+        assert_eq!(reached("0.0.0.0:9000"), "127.0.0.1:9000");
+        assert_eq!(reached("[::]:9000"), "127.0.0.1:9000");
+        assert_eq!(reached("10.1.2.3:9000"), "10.1.2.3:9000");
+        assert_eq!(reached("[fd00::1]:8000"), "[fd00::1]:8000");
     }
 
     /// Returns what is read from a server that sends `answer`.

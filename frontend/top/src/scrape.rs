@@ -92,16 +92,20 @@ impl Interval<'_> {
         (self.now.at - self.before.at).as_secs_f64().max(0.001)
     }
 
-    /// Returns the increases of a counter by `of`. A new series of a metric that the scrape before had is assumed to have begun at 0.
+    /// Returns the increases of a counter by `of`. If the previous scrape had other series of the counter, a new one has begun at 0.
     pub(crate) fn gains<K: Ord>(&self, metric: Builtin, of: impl Fn(&Key) -> K) -> BTreeMap<K, f64> {
         self.gains_of(metric.name(), of)
     }
 
     fn gains_of<K: Ord>(&self, name: &str, of: impl Fn(&Key) -> K) -> BTreeMap<K, f64> {
         let mut gains = BTreeMap::new();
-        let is_new = self.before.named(name).is_empty();
+        let is_new_counter = self.before.named(name).is_empty();
         for (key, value) in self.now.named(name) {
-            let gain = rise(self.before.value(key).unwrap_or(if is_new { *value } else { 0.0 }), *value);
+            let gain = match self.before.value(key) {
+                Some(before) => rise(before, *value),
+                None if is_new_counter => 0.0,
+                None => *value,
+            };
             *gains.entry(of(key)).or_default() += gain;
         }
         gains

@@ -32,17 +32,18 @@ const HEADS: [&str; 8] = ["NAME", "TYPE", "UNIT", "DIMENSIONS", "MODES", "ON", "
 
 /// Summarizes the catalog in one line: the number of metrics of each type, and the mode.
 pub fn summary(catalog: &Catalog) -> String {
-    format!("{}, mode {}", numbers(catalog), catalog.mode().as_str())
+    format!("{}, mode {}", types(catalog), catalog.mode().as_str())
 }
 
 /// Summarizes the catalog of a file in one line: the number of metrics of each type, and the mode, which the command line decides if
 /// the file does not name it.
 pub fn summary_of_file(catalog: &Catalog) -> String {
     let mode = if catalog.names_mode() { catalog.mode().as_str() } else { "not named (the command line decides)" };
-    format!("{}, mode {mode}", numbers(catalog))
+    format!("{}, mode {mode}", types(catalog))
 }
 
-fn numbers(catalog: &Catalog) -> String {
+/// Returns the number of metrics of each type, and of those that are switched off.
+fn types(catalog: &Catalog) -> String {
     let kinds = [(Kind::Counter, "counters"), (Kind::Gauge, "gauges"), (Kind::Histogram, "histograms")];
     let kinds = kinds.into_iter().chain([(Kind::Summary, "summaries")]);
     let count = |kind: Kind| catalog.iter().filter(|(_, spec)| spec.kind == kind).count();

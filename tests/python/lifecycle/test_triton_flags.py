@@ -258,6 +258,19 @@ def test_flags_of_another_control_mode_are_named(start):
     assert "model-idle-unload-secs" not in log and "on-demand-max-waiting" not in log
 
 
+def test_health_checks_ask_the_port_of_the_servers_variable(start):
+    """Without an address, and not the address that Kubernetes sets for a Service named pharos-http."""
+    server = start(["identity_fp32"])
+
+    def health(port) -> subprocess.CompletedProcess:
+        environment = os.environ | {"PHAROS_HTTP_PORT": str(port)}
+        return subprocess.run([binary(), "health"], env=environment, capture_output=True, text=True, timeout=DEADLINE_S)
+
+    assert health(server.http_port).returncode == 0
+    service = health("tcp://10.0.0.1:8000")
+    assert service.returncode == 1 and service.stderr.startswith("127.0.0.1:8000 is not ready")
+
+
 def test_a_repository_may_come_from_vertex_ai(tmp_path):
     """AIP_STORAGE_URI replaces --model-repository."""
     text = refusal("--http-port=0", "--grpc-port=0", "--metrics-port=0", AIP_STORAGE_URI=str(tmp_path / "none"))

@@ -174,7 +174,7 @@ def test_an_unload_ends_a_failed_load(start, tmp_path):
 
     status, last_load = ask("load", "missing")
     assert status >= 400
-    assert last_load is None, "the server has no metrics of a model that does not exist"
+    assert last_load is None, "a model that does not exist has a metric"
     assert ask("load") == (200, 1)
     write_code = (folder / "model/1/model.py").write_text
     write_code("raise RuntimeError('broken')\n")

@@ -14,9 +14,10 @@ use super::prepare::Prepared;
 use crate::serving::{RetireReason, Serving};
 
 /// What happens to serving versions whose successors cannot be loaded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum OnLoadFailure {
     /// They continue to serve.
+    #[default]
     Keep,
     /// They end, because their members have changed.
     Withdraw,

@@ -16,8 +16,8 @@ use pharos_os::blocking;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use locks::BegunLoad;
 pub(super) use locks::Locks;
-use locks::Unloads;
 
 use super::change::OnLoadFailure;
 use super::prepare::{PrepareError, Prepared};
@@ -30,7 +30,7 @@ use crate::store::Overrides;
 pub(super) type Loaded = Result<(), InferError>;
 
 /// A model to load or to check again.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(super) struct LoadRequest {
     pub(super) name: String,
     pub(super) overrides: Option<Arc<Overrides>>,
@@ -47,9 +47,7 @@ pub(super) struct LoadRequest {
 
 impl LoadRequest {
     pub(super) fn new(name: &str, overrides: Option<Arc<Overrides>>) -> Self {
-        let name = name.to_owned();
-        let (by_itself, overriding, after_request, reload) = (false, false, false, false);
-        Self { name, overrides, by_itself, overriding, after_request, reload, failing: OnLoadFailure::Keep }
+        Self { name: name.to_owned(), overrides, ..Self::default() }
     }
 }
 
@@ -118,15 +116,14 @@ impl Loader {
         // Overrides of an earlier load apply as long as the model is loaded.
         let wanted: Vec<LoadRequest> = {
             let table = self.models.snapshot();
-            let earlier = |name: &String| table.overrides.get(name).cloned();
             let wanted = |name: &String| match &overrides {
                 Some(overrides) => LoadRequest { overriding: true, ..LoadRequest::new(name, Some(overrides.clone())) },
-                None => LoadRequest::new(name, earlier(name)),
+                None => LoadRequest::new(name, table.overrides.get(name).cloned()),
             };
             all.iter().map(wanted).collect()
         };
         // Until they are recorded as named, so that they are not unloaded before.
-        let _begun: Vec<Unloads> = all.iter().map(|name| self.locks.of(name).unloads()).collect();
+        let _begun: Vec<BegunLoad> = all.iter().map(|name| self.locks.of(name).begin_load()).collect();
         let mut loaded = self.load_all_of(wanted).await;
         self.unload_obsolete(loaded.keys().cloned().collect()).await;
         let mut result = Ok(());
@@ -155,12 +152,12 @@ impl Loader {
         let mut results = BTreeMap::new();
         let mut loads = Vec::new();
         // Ensembles are recognized only by their configurations, so all are read before anything is loaded.
-        for (wanted, unloads, prepared) in self.with_members(wanted).await {
+        for (wanted, begun, prepared) in self.with_members(wanted).await {
             let name = wanted.name.clone();
             match self.checked_dependencies(&name, prepared).await {
-                Ok(prepared) => loads.push((wanted, unloads, prepared, watch::channel(()))),
+                Ok(prepared) => loads.push((wanted, begun, prepared, watch::channel(()))),
                 Err(_) if self.is_exiting() => drop(results.insert(name, Err(exits()))),
-                Err(unprepared) => drop(results.insert(name, Err(self.not_prepared(&wanted, &unloads, &unprepared)))),
+                Err(unprepared) => drop(results.insert(name, Err(self.not_prepared(&wanted, &begun, &unprepared)))),
             }
         }
         let on_demand = self.on_demand_among(loads.iter().map(|(wanted, _, prepared, _)| (wanted, prepared)));
@@ -180,7 +177,7 @@ impl Loader {
         let done: BTreeMap<String, watch::Receiver<()>> =
             loads.iter().map(|(wanted, _, _, (_, done))| (wanted.name.clone(), done.clone())).collect();
         let mut tasks = Vec::new();
-        for (wanted, unloads, prepared, (sender, _)) in loads {
+        for (wanted, begun, prepared, (sender, _)) in loads {
             let table = self.models.snapshot();
             let members = table.dependencies.members(&wanted.name).filter_map(|member| done.get(member).cloned());
             let members: Vec<_> = members.collect();
@@ -189,7 +186,7 @@ impl Loader {
                 for mut member in members {
                     while member.changed().await.is_ok() {}
                 }
-                let loaded = loader.load_one(&wanted, unloads, &prepared).await;
+                let loaded = loader.load_one(&wanted, begun, &prepared).await;
                 drop(sender);
                 (wanted.name, loaded)
             }));
@@ -209,14 +206,15 @@ impl Loader {
     async fn with_members(
         self: &Arc<Self>,
         wanted: Vec<LoadRequest>,
-    ) -> Vec<(LoadRequest, Unloads, Result<Prepared, PrepareError>)> {
+    ) -> Vec<(LoadRequest, BegunLoad, Result<Prepared, PrepareError>)> {
         let loader = self.clone();
         let read = move || {
-            let mut all: Vec<(LoadRequest, Unloads, Result<Prepared, PrepareError>)> = Vec::new();
+            let mut all: Vec<(LoadRequest, BegunLoad, Result<Prepared, PrepareError>)> = Vec::new();
             let requested: BTreeSet<String> =
                 wanted.iter().filter(|wanted| !wanted.by_itself).map(|wanted| wanted.name.clone()).collect();
-            let mut next: Vec<(LoadRequest, Unloads)> = wanted.into_iter().map(|wanted| loader.begun(wanted)).collect();
-            while let Some((wanted, unloads)) = next.pop() {
+            let mut next: Vec<(LoadRequest, BegunLoad)> =
+                wanted.into_iter().map(|wanted| loader.begin(wanted)).collect();
+            while let Some((wanted, begun)) = next.pop() {
                 if all.iter().any(|(known, _, _)| known.name == wanted.name) {
                     continue;
                 }
@@ -227,10 +225,10 @@ impl Loader {
                     // The load of the ensemble reports a missing member.
                     if overrides.is_some() || loader.stores.local(member).is_ok() {
                         let by_itself = wanted.by_itself && !requested.contains(member);
-                        next.push(loader.begun(LoadRequest { by_itself, ..LoadRequest::new(member, overrides) }));
+                        next.push(loader.begin(LoadRequest { by_itself, ..LoadRequest::new(member, overrides) }));
                     }
                 }
-                all.push((wanted, unloads, prepared));
+                all.push((wanted, begun, prepared));
             }
             all
         };
@@ -239,7 +237,7 @@ impl Loader {
             Vec::new()
         });
         self.models.change(|table| {
-            for (wanted, _, prepared) in read.iter().filter(|(_, unloads, _)| !unloads.has_come()) {
+            for (wanted, _, prepared) in read.iter().filter(|(_, begun, _)| !begun.is_unloaded()) {
                 // Registered now, so that ensembles find their members.
                 table.states.add(&wanted.name);
                 table.wanted.insert(wanted.name.clone());
@@ -255,9 +253,9 @@ impl Loader {
         read
     }
 
-    pub(super) fn begun(&self, wanted: LoadRequest) -> (LoadRequest, Unloads) {
-        let unloads = self.locks.of(&wanted.name).unloads();
-        (wanted, unloads)
+    pub(super) fn begin(&self, wanted: LoadRequest) -> (LoadRequest, BegunLoad) {
+        let begun = self.locks.of(&wanted.name).begin_load();
+        (wanted, begun)
     }
 
     pub(super) async fn checked_dependencies(
@@ -274,7 +272,7 @@ impl Loader {
     pub(super) fn not_prepared(
         self: &Arc<Self>,
         wanted: &LoadRequest,
-        unloads: &Unloads,
+        begun: &BegunLoad,
         unprepared: &PrepareError,
     ) -> InferError {
         let (name, reason) = (wanted.name.as_str(), unprepared.reason());
@@ -284,7 +282,7 @@ impl Loader {
             self.withdraw(name);
         }
         self.models.change(|table| {
-            if unloads.has_come() {
+            if begun.is_unloaded() {
                 return;
             }
             let bare = table.states.model(name).is_some_and(|status| status.versions.is_empty());
@@ -319,11 +317,11 @@ impl Loader {
     pub(super) async fn load_one(
         self: &Arc<Self>,
         wanted: &LoadRequest,
-        mut unloads: Unloads,
+        mut begun: BegunLoad,
         prepared: &Prepared,
     ) -> Loaded {
         let name = wanted.name.as_str();
-        let (lock, is_unloaded) = (self.locks.of(name), unloads.watched());
+        let (lock, is_unloaded) = (self.locks.of(name), begun.unload_check());
         let load = async {
             let _held = lock.held().await;
             let _permit = self.permits.acquire().await;
@@ -350,7 +348,7 @@ impl Loader {
         let mut exiting = self.exiting.subscribe();
         tokio::select! {
             biased;
-            () = unloads.next() => Err(load_failed(name, "it was unloaded during the load\n")),
+            () = begun.unloaded() => Err(load_failed(name, "it was unloaded during the load\n")),
             _ = exiting.wait_for(|exiting| *exiting) => Err(exits()),
             loaded = load => loaded,
         }
@@ -411,7 +409,7 @@ impl Loader {
             let _held = lock.held().await;
             let is_removed = self.list_blocking().await.is_ok_and(|names| !names.contains_key(name));
             self.models.change(|table| {
-                table.states.end_failures(name);
+                table.states.mark_unloaded(name);
                 if is_removed {
                     table.on_demand.remove(name);
                     table.removed_from_repository.insert(name.clone());
@@ -467,7 +465,7 @@ pub(crate) fn exits() -> InferError {
     InferError::not_ready(EXITING_TEXT)
 }
 
-/// Returns whether a client has loaded a model with overrides since a load without was prepared. They apply as long as the model is
+/// Returns whether a client has loaded a model with other overrides since this load was prepared. They apply as long as the model is
 /// loaded.
 pub(super) fn has_other_overrides(table: &Snapshot, wanted: &LoadRequest) -> bool {
     let loaded = table.overrides.get(&wanted.name).map(Arc::as_ptr);

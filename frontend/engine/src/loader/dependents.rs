@@ -11,14 +11,6 @@ use super::prepare::PrepareError;
 use super::{Loader, Mode};
 use crate::store::Overrides;
 
-/// The result of the reload of an ensemble.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Reloaded {
-    Done,
-    /// A client has loaded it with other overrides meanwhile.
-    WithOthers,
-}
-
 impl Loader {
     /// Reloads the wanted ensembles that depend on changed models, or withdraws those that can no longer be loaded.
     pub(super) async fn reload_dependents(self: &Arc<Self>, changed: &BTreeSet<String>) {
@@ -26,12 +18,13 @@ impl Loader {
             if self.stores.namespaces() && !self.members_changed(&name, changed).await {
                 continue;
             }
-            // Again if a client has loaded it with other overrides, but with the members of before.
-            while self.reload_dependent(&name).await == Reloaded::WithOthers {}
+            while self.reload_dependent(&name).await {}
         }
     }
 
-    async fn reload_dependent(self: &Arc<Self>, name: &str) -> Reloaded {
+    /// Reloads or withdraws one of them. Returns whether to do it again: a client has loaded it with other overrides meanwhile, but with
+    /// the members of before.
+    async fn reload_dependent(self: &Arc<Self>, name: &str) -> bool {
         let Some(overrides) = self.overrides_with_members(name) else {
             if self.models.snapshot().serving.contains_key(name) {
                 let lock = self.locks.of(name);
@@ -42,33 +35,30 @@ impl Loader {
                     self.models.change(|table| table.states.load_ended(name, false));
                 }
             }
-            return Reloaded::Done;
+            return false;
         };
         let failing = OnLoadFailure::Withdraw;
         let wanted = LoadRequest { reload: true, failing, ..LoadRequest::new(name, overrides.clone()) };
-        let (wanted, unloads) = self.begun(wanted);
+        let (wanted, begun) = self.begin(wanted);
         let (loader, model) = (self.clone(), name.to_owned());
         let prepared = blocking::run(move || loader.prepare(&model, overrides.as_deref())).await;
         let prepared = prepared.unwrap_or_else(|error| Err(PrepareError::Unreadable(error.to_string())));
         match self.checked_dependencies(name, prepared).await {
-            Ok(prepared) => drop(self.load_one(&wanted, unloads, &prepared).await),
+            Ok(prepared) => drop(self.load_one(&wanted, begun, &prepared).await),
             // At the exit, ensembles stay until their requests have ended.
             Err(_) if self.is_exiting() => {}
             Err(unprepared) => {
                 let lock = self.locks.of(name);
                 let _held = lock.held().await;
-                drop(self.not_prepared(&wanted, &unloads, &unprepared));
+                drop(self.not_prepared(&wanted, &begun, &unprepared));
             }
         }
         let table = self.models.snapshot();
-        if self.is_exiting() || !table.wanted.contains(name) {
-            return Reloaded::Done;
-        }
         let mut serving = table.serving.get(name).into_iter().flat_map(BTreeMap::values);
-        match has_other_overrides(&table, &wanted) && serving.any(|serving| self.models.has_other_members(serving)) {
-            true => Reloaded::WithOthers,
-            false => Reloaded::Done,
-        }
+        let is_wanted = !self.is_exiting() && table.wanted.contains(name);
+        is_wanted
+            && has_other_overrides(&table, &wanted)
+            && serving.any(|serving| self.models.has_other_members(serving))
     }
 
     /// Returns the wanted ensembles that depend on changed models, sorted by depth, so that an ensemble of ensembles finds its

@@ -136,7 +136,7 @@ impl Loader {
             record::on_demand_refused(self.cache(), name);
             InferError::not_ready(format!("model '{name}' could not be loaded on demand: {reason}"))
         })?;
-        let unloads = self.locks.of(name).unloads();
+        let begun = self.locks.of(name).begin_load();
         let overrides = self.models.snapshot().overrides.get(name).cloned();
         let mut loaded = self.load_all_of(vec![LoadRequest::new(name, overrides)]).await;
         drop(reservation);
@@ -171,7 +171,7 @@ impl Loader {
                 // The reasons of several versions are separated, and ended, by semicolons.
                 let reason = error.message.trim_end_matches([';', ' ', '\n']);
                 // An unload by request is no reason to refuse the next request.
-                if !unloads.has_come() {
+                if !begun.is_unloaded() {
                     model.attempts().failed(clock::now(), reason);
                 }
                 let text = format!("model '{name}' could not be loaded on demand: {reason}");

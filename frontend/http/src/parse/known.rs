@@ -78,11 +78,12 @@ impl<'a> Text<'a> {
         Some(Self { id: Some(std::str::from_utf8(id).ok()?), rest: rest.strip_prefix(b"\",")? })
     }
 
-    /// Fills `request` if the text is known. Returns the request's `binary_data_output`, or `None` for a text that is not known.
+    /// Fills `request` and takes `binary` if the text is known. Returns the request's `binary_data_output`, or `None` for a text that is
+    /// not known.
     ///
     /// # Errors
     /// `binary` does not have the bytes of all inputs, or has more.
-    pub(super) fn fill(self, binary: &Data, request: &mut InferRequest) -> Option<Result<bool, InferError>> {
+    pub(super) fn fill(self, binary: &mut Data, request: &mut InferRequest) -> Option<Result<bool, InferError>> {
         if self.rest.len() > LONGEST {
             return None;
         }
@@ -90,7 +91,7 @@ impl<'a> Text<'a> {
             let is_same = |parsed: &&Parsed| *parsed.text == *self.rest && parsed.is_rest == self.id.is_some();
             let parsed = known.texts.iter().find(is_same)?;
             request.id = self.id.unwrap_or(&parsed.id).to_owned();
-            Some(parsed.fill(binary.clone(), request))
+            Some(parsed.fill(std::mem::take(binary), request))
         })
     }
 

@@ -34,34 +34,34 @@ pub(in crate::loader) struct Lock {
     one: Arc<ModelLock>,
 }
 
-/// Exists from the beginning of a load to its end, and notifies of unloads meanwhile.
-pub(in crate::loader) struct Unloads {
+/// A load, from its beginning until this is dropped. Notifies of unloads of the model meanwhile.
+pub(in crate::loader) struct BegunLoad {
     unloads: watch::Receiver<u64>,
     /// Keeps the lock in the map, so that the next unload notifies this receiver.
     lock: Lock,
 }
 
-impl Drop for Unloads {
+impl Drop for BegunLoad {
     fn drop(&mut self) {
         self.lock.one.loads.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Unloads {
-    /// Waits for the next unload.
-    pub(super) async fn next(&mut self) {
+impl BegunLoad {
+    /// Waits until the model is unloaded.
+    pub(super) async fn unloaded(&mut self) {
         if self.unloads.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
     }
 
-    /// Returns whether an unload has happened.
-    pub(in crate::loader) fn has_come(&self) -> bool {
+    /// Returns whether the model was unloaded.
+    pub(in crate::loader) fn is_unloaded(&self) -> bool {
         self.unloads.has_changed().unwrap_or(false)
     }
 
-    /// Returns a function that tells whether an unload has happened.
-    pub(super) fn watched(&self) -> impl Fn() -> bool + use<> {
+    /// Returns a function that tells whether the model was unloaded.
+    pub(super) fn unload_check(&self) -> impl Fn() -> bool + use<> {
         let unloads = self.unloads.clone();
         move || unloads.has_changed().unwrap_or(false)
     }
@@ -108,9 +108,10 @@ impl Lock {
         self.one.unloads.send_modify(|count| *count += 1);
     }
 
-    pub(in crate::loader) fn unloads(&self) -> Unloads {
+    /// Begins a load. Until it ends, the model is not unloaded for want of use.
+    pub(in crate::loader) fn begin_load(&self) -> BegunLoad {
         self.one.loads.fetch_add(1, Ordering::Relaxed);
-        Unloads { unloads: self.one.unloads.subscribe(), lock: self.locks.of(&self.name) }
+        BegunLoad { unloads: self.one.unloads.subscribe(), lock: self.locks.of(&self.name) }
     }
 }
 
@@ -133,24 +134,24 @@ mod tests {
         let locks = Locks::default();
         let (first, second) = (locks.of("m"), locks.of("m"));
         assert!(!locks.is_held("m"));
-        let mut unloads = first.unloads();
+        let mut load = first.begin_load();
         assert!(locks.is_held("m") && second.held_at_once().is_none(), "a load has begun");
         assert!(!locks.has_other_loads("m"));
-        let other = first.unloads();
+        let other = first.begin_load();
         assert!(locks.has_other_loads("m"));
         drop(other);
-        let has_come = unloads.watched();
+        let is_unloaded = load.unload_check();
         let held = first.held().await;
         assert!(locks.is_held("m") && !locks.is_held("other"));
         assert!(second.one.turn.try_lock().is_err());
         assert!(locks.of("other").one.turn.try_lock().is_ok());
         assert_eq!(locks.all().len(), 1);
-        assert!(!unloads.has_come());
+        assert!(!load.is_unloaded());
         second.unload();
-        assert!(unloads.has_come() && has_come());
-        unloads.next().await;
-        assert!(!unloads.has_come());
-        drop(unloads);
+        assert!(load.is_unloaded() && is_unloaded());
+        load.unloaded().await;
+        assert!(!load.is_unloaded());
+        drop(load);
         drop(held);
         drop(first);
         assert!(locks.of("m").one.turn.try_lock().is_ok());
