@@ -2,12 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::known::MANY_ARGUMENTS;
 use crate::rules::{
-    ARGUMENTS, BANS, FILE_LINES, FUNCTION_LINES, Floor, LAYERINGS, Layering, MACROS, METRIC_PREFIXES, NO_METRIC_NAMES,
-    PACKAGES, PRIVATE_FOLDERS, TOP_LEVEL, UNSAFE,
+    BANS, Floor, LAYERINGS, Layering, METRIC_PREFIXES, NO_METRIC_NAMES, PACKAGES, PRIVATE_FOLDERS, TOP_LEVEL, UNSAFE,
 };
-use crate::source::{functions, lines_without_tests, mask, paths, words};
+use crate::source::{lines_without_tests, mask, paths, words};
 use crate::tree::File;
 use crate::{cycles, documents, language, metrics, vocabulary};
 
@@ -31,13 +29,12 @@ pub(crate) fn all(files: &[File]) -> Vec<String> {
     found.extend(metrics::check(files));
     found.extend(cycles::check(files));
     found.extend(vocabulary::check(files));
-    found.extend(arguments(files, MANY_ARGUMENTS).0);
     found
 }
 
 /// Returns every entry of the exception lists that no longer applies.
 pub(crate) fn stale(files: &[File]) -> Vec<String> {
-    [cycles::stale(files), vocabulary::stale(files), arguments(files, MANY_ARGUMENTS).1].concat()
+    [cycles::stale(files), vocabulary::stale(files)].concat()
 }
 
 pub(crate) fn violation(path: &str, line: usize, rule: &str, advice: &str) -> String {
@@ -50,7 +47,6 @@ fn rust(file: &File) -> Vec<String> {
     let own = lines_without_tests(&file.text);
     let named: Vec<_> = paths(&code).into_iter().filter(|(line, _)| *line <= own && !is_test(&file.path)).collect();
     let mut found = Vec::new();
-    found.extend(sizes(file, &code, own));
     found.extend(forms(file, &code));
     found.extend(metric_names(file, own));
     found.extend(swapped_in_tests(file, &code));
@@ -66,51 +62,7 @@ pub(crate) fn is_test(path: &str) -> bool {
     path.ends_with("/tests.rs") || path.ends_with("_tests.rs") || (path.contains("src/") && path.contains("/tests/"))
 }
 
-fn sizes(file: &File, code: &str, own: usize) -> Vec<String> {
-    let mut found = Vec::new();
-    if own > FILE_LINES {
-        let rule = format!("a file has at most {FILE_LINES} lines without tests, this one has {own}");
-        found.push(violation(&file.path, FILE_LINES, &rule, "split it by purpose"));
-    }
-    let counts = |line: usize| line <= own && !is_test(&file.path);
-    for function in
-        functions(code).into_iter().filter(|function| function.lines > FUNCTION_LINES && counts(function.line))
-    {
-        let rule = format!("a function has at most {FUNCTION_LINES} lines, `{}` has {}", function.name, function.lines);
-        found.push(violation(&file.path, function.line, &rule, "extract a step into a named function"));
-    }
-    found
-}
-
-/// Returns the unlisted functions with too many arguments, and the listed ones that no longer have too many.
-pub(crate) fn arguments(files: &[File], known: &[(&str, &str)]) -> (Vec<String>, Vec<String>) {
-    let (mut found, mut confirmed) = (Vec::new(), BTreeSet::new());
-    for file in files.iter().filter(|file| file.path.ends_with(".rs") && !is_test(&file.path)) {
-        let own = lines_without_tests(&file.text);
-        for function in functions(&mask(&file.text, false)) {
-            if function.arguments <= ARGUMENTS || function.line > own || file.path.starts_with("tests/") {
-                continue;
-            }
-            let name = function.name.as_str();
-            match known.iter().position(|entry| *entry == (file.path.as_str(), name)) {
-                Some(entry) => _ = confirmed.insert(entry),
-                None => {
-                    let rule =
-                        format!("a function has at most {ARGUMENTS} arguments, `{name}` has {}", function.arguments);
-                    let advice = "group related arguments in a struct; each element of a tuple counts";
-                    found.push(violation(&file.path, function.line, &rule, advice));
-                }
-            }
-        }
-    }
-    let stale = known.iter().enumerate().filter(|(at, _)| !confirmed.contains(at)).map(|(_, (path, name))| {
-        let rule = format!("`{name}` has no more than {ARGUMENTS} arguments");
-        violation(path, 1, &rule, "remove it from MANY_ARGUMENTS in tests/tidy/known.rs")
-    });
-    (found, stale.collect())
-}
-
-/// Checks module heads, leftover macros and `unsafe`.
+/// Checks module heads and `unsafe`.
 fn forms(file: &File, code: &str) -> Vec<String> {
     let mut found = Vec::new();
     if !file.text.starts_with("//!") {
@@ -119,15 +71,6 @@ fn forms(file: &File, code: &str) -> Vec<String> {
     }
     let line = |at: usize| crate::source::line_of(code, at);
     for (at, word) in words(code) {
-        if MACROS.contains(&word) && code[at + word.len()..].starts_with('!') {
-            let rule = format!("`{word}!` is not allowed in committed code");
-            found.push(violation(
-                &file.path,
-                line(at),
-                &rule,
-                "finish it, or return an error that names the missing feature",
-            ));
-        }
         if word == "unsafe" && !UNSAFE.iter().any(|(path, _)| *path == file.path) {
             let advice = "avoid it, or add the file to UNSAFE in tests/tidy/rules.rs with the reason";
             found.push(violation(&file.path, line(at), "`unsafe` only in the listed files", advice));

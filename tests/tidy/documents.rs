@@ -1,10 +1,10 @@
-//! Checks documents: links and anchors resolve, pages are short and in the table of contents, and merges left no damage (a table
+//! Checks documents: links and anchors resolve, pages are in the table of contents, and merges left no damage (a table
 //! row without a head, a row or a folder that occurs twice, a missing empty line).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::checks::violation;
-use crate::rules::{BOOK, DOCUMENT_LINES, PAGE_LINES};
+use crate::rules::BOOK;
 use crate::tree::File;
 
 const MERGED: &str = "possibly a faulty merge: read the whole passage";
@@ -21,7 +21,6 @@ pub(crate) fn check(file: &File) -> Vec<String> {
     let mut found: Vec<_> = blocks.iter().flat_map(|lines| tree(file, lines)).collect();
     found.extend(tables(file, &text));
     found.extend(paragraphs(file, &text));
-    found.extend(size(file));
     found
 }
 
@@ -39,16 +38,6 @@ fn split(text: &str) -> (Vec<Line<'_>>, Vec<Vec<Line<'_>>>) {
         lines.push((number, if mark || fence.is_some() { "`" } else { line }));
     }
     (lines, blocks)
-}
-
-/// Checks the maximum length of a document.
-fn size(file: &File) -> Vec<String> {
-    let listed = DOCUMENT_LINES.iter().find(|(path, _)| *path == file.path);
-    let Some(most) = listed.map_or(Some(PAGE_LINES), |(_, most)| *most) else { return Vec::new() };
-    let count = file.text.lines().count();
-    let rule = format!("{count} lines, at most {most} are allowed");
-    let found = violation(&file.path, most + 1, &rule, "move a part to another page of the book");
-    if count > most { vec![found] } else { Vec::new() }
 }
 
 /// Returns every violation between documents: links to missing files and headings, and pages that SUMMARY.md omits.

@@ -16,9 +16,6 @@ pub(crate) struct Cycle {
 /// The tolerated cycles.
 pub(crate) const CYCLES: &[Cycle] = &[];
 
-/// Functions with more than five arguments, by file and name.
-pub(crate) const MANY_ARGUMENTS: &[(&str, &str)] = &[];
-
 /// Modules that still have a nonstandard name.
 pub(crate) const PRIVATE_NAMES_LEFT: &[&str] = &[];
 

@@ -1,14 +1,5 @@
 //! The rules, as tables. To change a rule, change its row and state the reason in its last column.
 
-/// The maximum number of lines of a Rust file without its test module.
-pub(crate) const FILE_LINES: usize = 500;
-
-/// The maximum number of lines of a function, from `fn` to its closing brace; tests are exempt.
-pub(crate) const FUNCTION_LINES: usize = 60;
-
-/// The maximum number of arguments of a function without `self`; each element of a tuple counts as one.
-pub(crate) const ARGUMENTS: usize = 5;
-
 /// Module names that are not terms of the field.
 pub(crate) const PRIVATE_NAMES: &[&str] = &[
     "apart",
@@ -414,9 +405,6 @@ pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("worker/src/backend/onnxruntime/session.rs", "options of a session across a C interface"),
 ];
 
-/// Macros that are not allowed in committed code.
-pub(crate) const MACROS: &[&str] = &["todo", "dbg", "unimplemented"];
-
 /// Prefixes of metric names: a metric is named once, in metrics.yaml; code uses the enum of built-ins.
 pub(crate) const METRIC_PREFIXES: &[&str] =
     &["nv_inference", "nv_model", "nv_cache", "nv_gpu", "nv_cpu", "ts_inference", "ts_queue"];
@@ -462,13 +450,6 @@ pub(crate) const TOP_LEVEL: &[&str] = &[
 
 /// The pages of the book.
 pub(crate) const BOOK: &str = "docs/src/";
-
-/// Documents with a maximum number of lines of their kind; `None` for no maximum.
-pub(crate) const DOCUMENT_LINES: &[(&str, Option<usize>)] =
-    &[("README.md", Some(150)), ("ARCHITECTURE.md", Some(200)), ("CHANGELOG.md", None)];
-
-/// The most lines of any other document.
-pub(crate) const PAGE_LINES: usize = 300;
 
 /// Folders that exist on one machine only; split so that this file passes its own rule.
 pub(crate) const PRIVATE_FOLDERS: &[&str] =
