@@ -10,6 +10,7 @@ use super::journal::{Journal, Line};
 use super::reading::{Details, Reading};
 use super::sample_error::SampleError;
 use super::summary::CoarseClock;
+use super::transaction::Transactions;
 
 /// One series: a metric with label values, and its value. Keep the handle if you record many samples.
 #[derive(Debug)]
@@ -98,6 +99,7 @@ pub struct Family {
     pub(super) spec: Arc<MetricSpec>,
     pub(super) views: Views,
     journal: Arc<Journal>,
+    transactions: Arc<Transactions>,
     /// Changes when a series is created or removed.
     members: RwLock<Members>,
 }
@@ -113,9 +115,14 @@ impl Family {
         self.views
     }
 
-    fn new(catalog: &Catalog, spec: &MetricSpec, journal: &Arc<Journal>) -> Self {
-        let (spec, views, journal) = (Arc::new(spec.clone()), catalog.views(spec), Arc::clone(journal));
-        Self { spec, views, journal, members: RwLock::default() }
+    fn new(catalog: &Catalog, spec: &MetricSpec, journal: &Arc<Journal>, transactions: &Arc<Transactions>) -> Self {
+        Self {
+            spec: Arc::new(spec.clone()),
+            views: catalog.views(spec),
+            journal: Arc::clone(journal),
+            transactions: Arc::clone(transactions),
+            members: RwLock::default(),
+        }
     }
 
     fn member(&self, labels: &[String], cell: Arc<Cell>) -> Arc<Series> {
@@ -127,7 +134,7 @@ impl Family {
 
     /// Creates the family of the same metric under a new definition. Keeps the series if the definitions are compatible.
     fn renewed(&self, catalog: &Catalog, spec: &MetricSpec) -> Self {
-        let new = Self::new(catalog, spec, &self.journal);
+        let new = Self::new(catalog, spec, &self.journal, &self.transactions);
         let old = &self.spec;
         let same = (old.kind, &old.dimensions, &old.buckets, &old.quantiles, old.builtin, old.section)
             == (spec.kind, &spec.dimensions, &spec.buckets, &spec.quantiles, spec.builtin, spec.section);
@@ -161,7 +168,7 @@ impl Family {
             return None;
         }
         let series =
-            members.entry(labels.into()).or_insert_with(|| self.member(labels, Arc::new(Cell::new(&self.spec, clock))));
+            members.entry(labels.into()).or_insert_with(|| self.member(labels, Arc::new(Cell::new(&self.spec, clock, Arc::clone(&self.transactions)))));
         Some(Arc::clone(series))
     }
 
@@ -187,7 +194,7 @@ impl Family {
 
     /// Creates the family of the same metric with labels added at the end. The existing series have no values for them.
     fn widened(&self, catalog: &Catalog, spec: &MetricSpec) -> Self {
-        let new = Self::new(catalog, spec, &self.journal);
+        let new = Self::new(catalog, spec, &self.journal, &self.transactions);
         let members = self.read();
         let members = members.iter().map(|(labels, old)| (new.filled(labels), old));
         *new.write() = members.map(|(labels, old)| (labels.clone(), new.member(&labels, old.cell.clone()))).collect();
@@ -210,30 +217,36 @@ pub struct Registry {
     /// Indexed by metric id.
     families: Vec<Arc<Family>>,
     journal: Arc<Journal>,
+    transactions: Arc<Transactions>,
 }
 
 impl Registry {
-    pub(super) fn new(catalog: Catalog, journal: Arc<Journal>) -> Self {
-        let families = catalog.iter().map(|(_, spec)| Arc::new(Family::new(&catalog, spec, &journal))).collect();
-        Self { catalog, families, journal }
+    pub(super) fn new(catalog: Catalog, journal: Arc<Journal>, transactions: Arc<Transactions>) -> Self {
+        let family = |spec: &MetricSpec| Arc::new(Family::new(&catalog, spec, &journal, &transactions));
+        let families = catalog.iter().map(|(_, spec)| family(spec)).collect();
+        Self { catalog, families, journal, transactions }
+    }
+
+    fn of_families(&self, catalog: Catalog, families: Vec<Arc<Family>>) -> Self {
+        Self { catalog, families, journal: Arc::clone(&self.journal), transactions: Arc::clone(&self.transactions) }
     }
 
     /// Creates the families of a new definition. Keeps the series of metrics that are compatible in both.
     pub(super) fn renewed(&self, catalog: Catalog) -> Self {
         let family = |spec: &MetricSpec| match self.family(&spec.name) {
             Some(old) => old.renewed(&catalog, spec),
-            None => Family::new(&catalog, spec, &self.journal),
+            None => Family::new(&catalog, spec, &self.journal, &self.transactions),
         };
         let families = catalog.iter().map(|(_, spec)| Arc::new(family(spec))).collect();
-        Self { catalog, families, journal: Arc::clone(&self.journal) }
+        self.of_families(catalog, families)
     }
 
     /// Creates a registry with an additional family, of a metric that is not in this one.
     pub(super) fn with_detected(&self, spec: MetricSpec) -> Self {
         let catalog = self.catalog.clone().with_metric(spec.clone());
-        let new = Arc::new(Family::new(&catalog, &spec, &self.journal));
+        let new = Arc::new(Family::new(&catalog, &spec, &self.journal, &self.transactions));
         let families = self.families.iter().cloned().chain([new]).collect();
-        Self { catalog, families, journal: Arc::clone(&self.journal) }
+        self.of_families(catalog, families)
     }
 
     /// Creates a registry in which the family of this metric has the labels of `spec`, added at the end.
@@ -244,7 +257,7 @@ impl Registry {
             false => Arc::clone(old),
         };
         let families = self.families.iter().map(family).collect();
-        Self { catalog, families, journal: Arc::clone(&self.journal) }
+        self.of_families(catalog, families)
     }
 
     /// Returns the definition of the metrics.
