@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use super::counts::ModelCounts;
-use super::journal::{Journal, Line};
+use super::journal::Line;
 
 /// Names a worker, given its number (from 0) and the name and version that clients use.
 pub type WorkerName = dyn Fn(u32, &str, &str) -> String + Send + Sync;
@@ -31,7 +31,6 @@ pub struct AliasCounts {
     pub(super) name: String,
     pub(super) version: String,
     pub(super) counts: ModelCounts,
-    pub(super) journal: Arc<Journal>,
     /// Replaced when the definition of the metrics changes.
     lines: RwLock<Lines>,
 }
@@ -44,14 +43,9 @@ pub(super) struct Lines {
 }
 
 impl AliasCounts {
-    fn new(name: &str, version: &str, lines: Lines, journal: Arc<Journal>) -> Self {
-        Self {
-            name: name.to_owned(),
-            version: version.to_owned(),
-            counts: ModelCounts::default(),
-            journal,
-            lines: RwLock::new(lines),
-        }
+    fn new(name: &str, version: &str, lines: Lines) -> Self {
+        let (name, version) = (name.to_owned(), version.to_owned());
+        Self { name, version, counts: ModelCounts::default(), lines: RwLock::new(lines) }
     }
 
     pub(super) fn lines(&self) -> Lines {
@@ -60,18 +54,13 @@ impl AliasCounts {
 }
 
 /// The counts of all names and versions that requests have used.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct ByAlias {
-    journal: Arc<Journal>,
     naming: OnceLock<Naming>,
     all: RwLock<BTreeMap<String, BTreeMap<String, Arc<AliasCounts>>>>,
 }
 
 impl ByAlias {
-    pub(super) fn new(journal: Arc<Journal>) -> Self {
-        Self { journal, naming: OnceLock::new(), all: RwLock::default() }
-    }
-
     /// Starts counting by alias. Only the first call has an effect.
     pub(super) fn switch_on(&self, naming: Naming) {
         let _ = self.naming.set(naming);
@@ -96,7 +85,7 @@ impl ByAlias {
             return Some(known);
         }
         let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
-        let new = || Arc::new(AliasCounts::new(name, version, lines(name, version), Arc::clone(&self.journal)));
+        let new = || Arc::new(AliasCounts::new(name, version, lines(name, version)));
         Some(all.entry(name.to_owned()).or_default().entry(version.to_owned()).or_insert_with(new).clone())
     }
 

@@ -110,7 +110,7 @@ impl Cache {
             generation: AtomicU64::new(0),
             models: RwLock::default(),
             requests: Arc::new(RequestSeries::new(Arc::clone(&journal))),
-            by_alias: ByAlias::new(Arc::clone(&journal)),
+            by_alias: ByAlias::default(),
             transactions,
             journal,
             clock: Arc::default(),
@@ -215,8 +215,7 @@ impl Cache {
         buckets: Vec<(String, Vec<f64>)>,
     ) -> Arc<ModelSeries> {
         let journal = Arc::clone(&self.journal);
-        let series =
-            ModelSeries::new(model, tags, buckets, journal, self.tenants(), Arc::clone(&self.transactions));
+        let series = ModelSeries::new(model, tags, buckets, journal, self.tenants(), Arc::clone(&self.transactions));
         series.define(&self.registry(), &self.clock);
         series.set_times(self.times(&series));
         series

@@ -167,8 +167,9 @@ impl Family {
         if members.len() >= most && !members.contains_key(labels) {
             return None;
         }
-        let series =
-            members.entry(labels.into()).or_insert_with(|| self.member(labels, Arc::new(Cell::new(&self.spec, clock, Arc::clone(&self.transactions)))));
+        let series = members.entry(labels.into()).or_insert_with(|| {
+            self.member(labels, Arc::new(Cell::new(&self.spec, clock, Arc::clone(&self.transactions))))
+        });
         Some(Arc::clone(series))
     }
 

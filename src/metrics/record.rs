@@ -9,8 +9,8 @@
 //! those that views show (`ModelSeries::record`). Levels (pending requests, instances) and the properties of a load (its
 //! duration, memory and worker series) stay with the load.
 //!
-//! Each function is a [transaction](super::transaction). A caller whose event needs several functions begins one around them
-//! (`ModelSeries::begin`).
+//! Each function that changes several cells is a [transaction](super::transaction). A caller whose event needs several functions
+//! begins one around them (`ModelSeries::begin`).
 
 mod connections;
 mod stores;
@@ -46,18 +46,15 @@ pub use workers::{states_lost, worker_loaded, worker_name, worker_removed};
 
 /// Counts a predict request that was parsed and whose model was found. The model's checks or the queue may still refuse it.
 pub fn inference_requested(series: &ModelSeries) {
-    series.record(|series| {
-        series.cells.counts.requests.add(1);
-        series.journal().notify();
-    });
+    let series = series.current();
+    series.cells.counts.requests.add(1);
+    series.journal().notify();
 }
 
 /// Counts such a request by its alias, if the server counts by alias.
-pub fn alias_requested(cache: &Cache, alias: &Arc<AliasCounts>) {
-    cache.transactions().apply(alias, |alias| {
-        alias.counts.requests.add(1);
-        alias.journal.notify();
-    });
+pub fn alias_requested(cache: &Cache, alias: &AliasCounts) {
+    alias.counts.requests.add(1);
+    cache.journal().notify();
 }
 
 /// Counts a successful request by its alias.
@@ -78,7 +75,7 @@ pub fn alias_done(cache: &Cache, alias: &Arc<AliasCounts>, timeline: &Timeline) 
 
 /// Counts a request that entered the queue (+1), or left it to be executed, rejected or cancelled (-1).
 pub fn request_pending(series: &ModelSeries, delta: i64) {
-    series.record_here(move |series| series.cells.pending.add(delta));
+    series.cells.pending.add(delta);
 }
 
 /// Counts a successful request. `batch_size` is the request's own; 0 (the model does not batch) counts as 1.
@@ -220,16 +217,14 @@ pub fn first_response(series: &ModelSeries, ns: u64) {
 
 /// Counts a batch that was sent to an instance.
 pub fn batch_sent(series: &ModelSeries, reason: SendReason) {
-    series.record(move |series| {
-        if let Some(cell) = series.cells.sent.get(reason.index()) {
-            cell.add(1);
-        }
-    });
+    if let Some(cell) = series.current().cells.sent.get(reason.index()) {
+        cell.add(1);
+    }
 }
 
 /// Counts a stream of requests or responses that was opened (+1) or closed (-1).
 pub fn stream_open(cache: &Cache, protocol: Protocol, delta: i64) {
-    cache.transactions().apply(cache.requests(), move |requests| requests.streams(protocol).add(delta));
+    cache.requests().streams(protocol).add(delta);
 }
 
 /// Records the times of an executed batch: the gauge `QueueTime` for each successful request, in whole milliseconds,
@@ -468,26 +463,23 @@ pub fn instance_state(series: &ModelSeries, from: Option<InstanceState>, to: Opt
 
 /// Counts a restart of a lost instance.
 pub fn instance_restarted(series: &ModelSeries) {
-    series.record(|series| {
-        series.cells.counts.restarts.add(1);
-        series.journal().notify();
-    });
+    let series = series.current();
+    series.cells.counts.restarts.add(1);
+    series.journal().notify();
 }
 
 /// Counts an output that was passed on although its datatype or batch dimension differs from the model's configuration.
 pub fn output_mismatched(series: &ModelSeries) {
-    series.record(|series| {
-        series.cells.counts.output_mismatches.add(1);
-        series.journal().notify();
-    });
+    let series = series.current();
+    series.cells.counts.output_mismatches.add(1);
+    series.journal().notify();
 }
 
 /// Counts metric samples of the model's workers that were dropped or refused.
 pub fn samples_dropped(series: &ModelSeries, count: u64) {
-    series.record(move |series| {
-        series.cells.counts.samples_dropped.add(count);
-        series.journal().notify();
-    });
+    let series = series.current();
+    series.cells.counts.samples_dropped.add(count);
+    series.journal().notify();
 }
 
 /// Counts lost lines of the server's log at a destination; `count` 0 creates the series.

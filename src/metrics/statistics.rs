@@ -125,7 +125,10 @@ fn of_cells(series: &ModelSeries) -> ModelStatistics {
     let computed = |cell: &Count| StatisticDuration { count: count.saturating_sub(hits), ns: cell.get() };
     let inference_stats = InferStatistics {
         success: with(&cells.success_ns),
-        fail: StatisticDuration { count: series.cells.failures.iter().map(Count::get).sum(), ns: series.cells.failure_ns.get() },
+        fail: StatisticDuration {
+            count: series.cells.failures.iter().map(Count::get).sum(),
+            ns: series.cells.failure_ns.get(),
+        },
         queue: with(&cells.queue_ns),
         compute_input: computed(&cells.compute_input_ns),
         compute_infer: computed(&cells.compute_infer_ns),

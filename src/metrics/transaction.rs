@@ -7,12 +7,13 @@
 //! 3. It copies cells, which nothing changes meanwhile.
 //! 4. It thaws the cells and applies the postponed changes.
 //!
-//! A snapshot is a consistent cut: an event that another event caused is never seen without its cause. It contains every event that
+//! A snapshot is a consistent cut: a transaction that another one caused is never seen without its cause. It contains every event that
 //! ended before it began. An event never waits: it costs two additions to a counter that threads rarely share. Readings wait for
 //! events, and for each other: a snapshot must only copy.
 //!
-//! Postponed changes may be applied after later changes of the same thread. Therefore a postponed change adds to a cell, and cells
-//! that are set (gauges) are changed at once. A gauge is the only cell that its event sets, so a reading is consistent nevertheless.
+//! An event that changes one cell needs no transaction: it is always seen as a whole. Postponed changes may be applied after later
+//! changes of the same thread. Therefore a postponed change adds to a cell, and cells that are set (gauges) are changed at once. A gauge
+//! is the only cell that its event sets, so a reading is consistent nevertheless.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
@@ -53,7 +54,7 @@ thread_local! {
 }
 
 thread_local! {
-    /// The changes of the transaction that the thread runs, if it is postponed.
+    /// The changes of the postponed transactions that the thread runs, one within the other.
     static CHANGES: RefCell<Vec<Change>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -94,6 +95,11 @@ impl Transactions {
         if outer.of == self.address() {
             return Transaction::new(self, Extent::Part, outer);
         }
+        self.begin_within(outer)
+    }
+
+    /// Begins a transaction of a thread that runs none of this cache.
+    fn begin_within(&self, outer: Running) -> Transaction<'_> {
         let shard = self.shard();
         loop {
             shard.running.fetch_add(1, Ordering::SeqCst);
@@ -101,7 +107,7 @@ impl Transactions {
             let mut state = self.state.load(Ordering::SeqCst);
             if state & FROZEN == 0 {
                 RUNNING.with(|running| running.set(Running { of: self.address(), is_postponed: false }));
-                return Transaction::new(self, Extent::Applied, outer);
+                return Transaction::new(self, Extent::Applied(shard), outer);
             }
             shard.running.fetch_sub(1, Ordering::SeqCst);
             while state & FROZEN != 0 {
@@ -109,8 +115,8 @@ impl Transactions {
                 match self.state.compare_exchange_weak(state, more, Ordering::SeqCst, Ordering::SeqCst) {
                     Ok(_) => {
                         RUNNING.with(|running| running.set(Running { of: self.address(), is_postponed: true }));
-                        let outer_changes = CHANGES.with(RefCell::take);
-                        return Transaction::new(self, Extent::Postponed(outer_changes), outer);
+                        let first_change = CHANGES.with(|changes| changes.borrow().len());
+                        return Transaction::new(self, Extent::Postponed(first_change), outer);
                     }
                     Err(changed) => state = changed,
                 }
@@ -189,28 +195,27 @@ impl Drop for Thaw<'_> {
 }
 
 /// How much of the work of a transaction is done when.
-enum Extent {
+enum Extent<'t> {
     /// Part of another transaction of the thread.
     Part,
-    /// Its changes are applied at once.
-    Applied,
-    /// Its changes are applied after the snapshot that is being taken. Holds the changes of a transaction of another cache during
-    /// which it began.
-    Postponed(Vec<Change>),
+    /// Its changes are applied at once. It is counted here.
+    Applied(&'t Shard),
+    /// Its changes are applied after the snapshot that is being taken: those of the thread from this position on.
+    Postponed(usize),
 }
 
 /// The time in which one event changes its cells. It stays on its thread.
 #[must_use]
 pub struct Transaction<'t> {
     transactions: &'t Transactions,
-    extent: Extent,
+    extent: Extent<'t>,
     /// What the thread ran before.
     outer: Running,
     thread: PhantomData<*const ()>,
 }
 
 impl<'t> Transaction<'t> {
-    fn new(transactions: &'t Transactions, extent: Extent, outer: Running) -> Self {
+    fn new(transactions: &'t Transactions, extent: Extent<'t>, outer: Running) -> Self {
         Self { transactions, extent, outer, thread: PhantomData }
     }
 
@@ -218,7 +223,7 @@ impl<'t> Transaction<'t> {
     pub(super) fn is_postponed(&self) -> bool {
         match self.extent {
             Extent::Part => self.outer.is_postponed,
-            Extent::Applied => false,
+            Extent::Applied(_) => false,
             Extent::Postponed(_) => true,
         }
     }
@@ -231,14 +236,14 @@ impl<'t> Transaction<'t> {
 
 impl Drop for Transaction<'_> {
     fn drop(&mut self) {
-        match &mut self.extent {
+        match self.extent {
             Extent::Part => {}
-            Extent::Applied => {
+            Extent::Applied(shard) => {
                 RUNNING.with(|running| running.set(self.outer));
-                self.transactions.shard().running.fetch_sub(1, Ordering::SeqCst);
+                shard.running.fetch_sub(1, Ordering::SeqCst);
             }
-            Extent::Postponed(outer_changes) => {
-                let changes = CHANGES.with(|changes| changes.replace(std::mem::take(outer_changes)));
+            Extent::Postponed(first_change) => {
+                let changes = CHANGES.with(|changes| changes.borrow_mut().split_off(first_change));
                 RUNNING.with(|running| running.set(self.outer));
                 // The receiver exists as long as `transactions`.
                 let _ = self.transactions.postponed.send(changes);

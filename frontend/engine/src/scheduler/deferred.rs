@@ -8,8 +8,8 @@ use pharos::id::RequestId;
 use pharos::timeline::Timeline;
 use pharos::wire::{Done, Response, ToWorker};
 
-use super::reschedule::stand_in;
 use super::cached::record_miss;
+use super::reschedule::stand_in;
 use super::{Answer, Driver, InFlight, Request, State, request_trace};
 use crate::wire::{Part, SharedLink};
 use pharos_os::clock;
