@@ -22,7 +22,6 @@ use prometheus_client::encoding::{
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
-use super::builtin::Builtin;
 use super::cache::Cache;
 use super::catalog::{Kind, MetricSpec, Mode};
 use super::reading::{Details, Number, Reading};
@@ -198,8 +197,7 @@ struct Labels<'a>(Vec<(&'a str, &'a str)>);
 
 impl<'a> Labels<'a> {
     fn new(spec: &MetricSpec, labels: &[(&'a str, &'a str)]) -> Self {
-        let alphabetical = spec.extensible || spec.builtin.is_some_and(Builtin::has_labels_of_triton);
-        let ordered = if alphabetical { &[][..] } else { &spec.dimensions };
+        let ordered = if spec.has_sorted_labels() { &[][..] } else { &spec.dimensions };
         let place = |label: &str| ordered.iter().position(|name| name == label).unwrap_or(usize::MAX);
         let mut labels = labels.to_vec();
         labels.sort_unstable_by_key(|(name, _)| (place(name), *name));
