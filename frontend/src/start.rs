@@ -438,12 +438,52 @@ fn settings(
     })
 }
 
+/// Returns the directory of further backends. Warns about one of Triton's, from a command line for Triton, and ignores it if it does
+/// not exist here.
+///
+/// # Errors
+/// Another directory does not exist.
+fn backend_directory(directory: &Path) -> Result<Option<PathBuf>, String> {
+    let shown = directory.display();
+    if !directory.is_dir() {
+        if !directory.components().any(|part| part.as_os_str() == TRITON_DIRECTORY) {
+            return Err(format!("--backend-directory is '{shown}', which is not a directory"));
+        }
+        tracing::warn!(
+            "--backend-directory is ignored: '{shown}' does not exist. It is the directory of Triton's compiled backends, which \
+             this server neither needs nor loads; remove the flag"
+        );
+        return Ok(None);
+    }
+    let compiled = triton_backends(directory);
+    if !compiled.is_empty() {
+        tracing::warn!(
+            "--backend-directory: '{shown}' holds compiled backends of Triton ({}), which this server does not load. It runs models \
+             of the backends onnxruntime, python and pytorch by itself: remove the flag if there are no other backends in the \
+             directory. A backend in C for this server is a library libpharos_NAME.so",
+            compiled.join(", ")
+        );
+    }
+    Ok(Some(directory.to_owned()))
+}
+
+/// The directory in which Triton is installed, within `/opt`.
+const TRITON_DIRECTORY: &str = "tritonserver";
+
+/// Returns the names of the backends in a backend directory whose libraries are those of Triton, sorted.
+fn triton_backends(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut compiled: Vec<String> =
+        names.filter(|name| directory.join(name).join(format!("libtriton_{name}.so")).is_file()).collect();
+    compiled.sort();
+    compiled
+}
+
 /// Returns the programs that run models, and their settings.
 fn program(options: &Options, worker: PathBuf, onnxruntime: Option<PathBuf>) -> Result<Program, String> {
     let workers = &options.workers;
-    if let Some(directory) = workers.backend_directory.as_ref().filter(|directory| !directory.is_dir()) {
-        return Err(format!("--backend-directory is '{}', which is not a directory", directory.display()));
-    }
+    let backends = workers.backend_directory.as_deref().map(backend_directory).transpose()?.flatten();
     let beside =
         || std::env::current_exe().ok().map(|path| path.with_file_name("backends")).filter(|path| path.is_dir());
     let environments = workers.environment_cache_directory.clone();
@@ -456,7 +496,7 @@ fn program(options: &Options, worker: PathBuf, onnxruntime: Option<PathBuf>) -> 
         python: workers.python.clone(),
         forks: workers.worker_fork,
         python_preload: workers.python_preload.0.clone(),
-        backends: workers.backend_directory.clone().or_else(beside),
+        backends: backends.or_else(beside),
         hidden: protection::hidden_variables(workers),
         user: workers.worker_user.clone(),
         sandboxes: workers.sandboxes(),

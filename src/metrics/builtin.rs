@@ -333,6 +333,11 @@ impl Builtin {
         self.kind() == Kind::Histogram && matches!(self.source(), Model(..))
     }
 
+    /// Returns whether its series have the labels that they have in Triton, where scrapes show labels in alphabetical order.
+    pub(super) fn has_labels_of_triton(self) -> bool {
+        matches!(self.source(), Model(Triton, _))
+    }
+
     /// Returns whether it shows service level objectives.
     pub(super) fn is_of_slos(self) -> bool {
         matches!(self.source(), Model(_, Objective(_)))

@@ -154,6 +154,11 @@ impl MetricSpec {
         pairs.filter(|(_, value)| !self.extensible || !value.is_empty())
     }
 
+    /// Returns whether scrapes show its labels in alphabetical order, as in Triton, and not in that of the definition.
+    pub(super) fn has_sorted_labels(&self) -> bool {
+        self.extensible || self.builtin.is_some_and(Builtin::has_labels_of_triton)
+    }
+
     /// Returns whether it is a gauge whose series is created before it is measured, and shown from then on.
     pub(super) fn begins_without_value(&self) -> bool {
         let of_worker = self.section == Section::Model && RECORDED_BY_WORKER.contains(&self.name.as_str());

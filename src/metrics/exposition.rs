@@ -3,7 +3,8 @@
 //!
 //! Families are in the order of `metrics.yaml`, without those that have no series; further names (`also_as`) follow the
 //! family's own. Series are ordered by model, version and label values. Labels are in the order of the definition, then
-//! a model's namespace and tags, then `le` or `quantile`.
+//! a model's namespace and tags, then `le` or `quantile`; those of Triton's metrics and of metrics that models describe are in
+//! alphabetical order before `le` or `quantile`, as in Triton.
 //!
 //! `samples` writes the classic format and all distributions; `prometheus-client` encodes the counters and gauges of
 //! OpenMetrics. It appends `_total` to every counter, which Triton's names must not have. OpenMetrics requires counters to
@@ -190,13 +191,13 @@ fn escape_help(help: &str, format: Format) -> String {
     if format == Format::OpenMetrics { escaped.replace('"', "\\\"") } else { escaped }
 }
 
-/// Labels of one series: those of the definition in its order, then a model's namespace and tags by name. The labels of a
-/// metric that models describe are in alphabetical order, as in Triton. Values are not escaped yet.
+/// Labels of one series: those of the definition in its order, then a model's namespace and tags by name. The labels of
+/// Triton's metrics, and of a metric that models describe, are in alphabetical order, as in Triton. Values are not escaped yet.
 struct Labels<'a>(Vec<(&'a str, &'a str)>);
 
 impl<'a> Labels<'a> {
     fn new(spec: &MetricSpec, labels: &[(&'a str, &'a str)]) -> Self {
-        let ordered = if spec.extensible { &[][..] } else { &spec.dimensions };
+        let ordered = if spec.has_sorted_labels() { &[][..] } else { &spec.dimensions };
         let place = |label: &str| ordered.iter().position(|name| name == label).unwrap_or(usize::MAX);
         let mut labels = labels.to_vec();
         labels.sort_unstable_by_key(|(name, _)| (place(name), *name));

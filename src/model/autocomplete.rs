@@ -63,18 +63,23 @@ tensor_config!(proto::ModelOutput, "output", |output: &Self, config: &proto::Mod
 });
 
 /// Fills in missing inputs, outputs, datatypes, dimensions and the maximum batch size. Filling in the maximum batch size also
-/// enables the dynamic batcher, unless a scheduler is configured.
+/// enables the dynamic batcher, unless a scheduler is configured. Returns a warning if the maximum batch size is not filled in
+/// although the shapes alone would allow it.
 pub(super) fn fill(
     config: &mut proto::ModelConfig,
     signature: &ModelSignature,
     default_max_batch_size: u32,
-) -> Result<(), ConfigError> {
+) -> Result<Option<String>, ConfigError> {
     let fixed = signature.inputs.iter().chain(&signature.outputs).find(|tensor| !has_batch(tensor));
     let default = i32::try_from(default_max_batch_size).unwrap_or(i32::MAX);
+    let mut warning = None;
     if config.max_batch_size == 0 && fixed.is_none() && leaves_room(config, signature) && default > 0 {
-        config.max_batch_size = default;
-        if default > 1 && config.scheduling_choice.is_none() {
-            config.scheduling_choice = Some(SchedulingChoice::DynamicBatching(Default::default()));
+        warning = different_first_dims(signature);
+        if warning.is_none() {
+            config.max_batch_size = default;
+            if default > 1 && config.scheduling_choice.is_none() {
+                config.scheduling_choice = Some(SchedulingChoice::DynamicBatching(Default::default()));
+            }
         }
     }
     let batching = config.max_batch_size > 0;
@@ -98,7 +103,7 @@ pub(super) fn fill(
     // A state is among the outputs only if the configuration lists it there.
     let outputs = if whole.output.is_empty() { &outputs } else { &signature.outputs };
     fill_tensors(&whole, &mut config.output, outputs);
-    Ok(())
+    Ok(warning)
 }
 
 /// Returns whether the input is a state, which the server keeps.
@@ -115,6 +120,19 @@ fn states(config: &proto::ModelConfig) -> (Vec<proto::ModelInput>, Vec<proto::Mo
         (input, proto::ModelOutput { name: state.output_name.clone(), data_type, dims, ..Default::default() })
     });
     both.unzip()
+}
+
+/// Returns a warning if two first dimensions have different names. Their sizes may differ then, so that the outputs of a batch could
+/// not be divided among its requests. Triton batches such models.
+fn different_first_dims(signature: &ModelSignature) -> Option<String> {
+    let tensors = signature.inputs.iter().chain(&signature.outputs);
+    let mut named = tensors.filter_map(|tensor| Some((&tensor.name, tensor.first_dim_name.as_ref()?)));
+    let (tensor, name) = named.next()?;
+    let (other_tensor, other_name) = named.find(|(_, other_name)| *other_name != name)?;
+    Some(format!(
+        "requests are not batched: the first dimension of '{tensor}' is named '{name}' and that of '{other_tensor}' \
+         '{other_name}', so that their sizes may differ; if both are the batch, set 'max_batch_size'"
+    ))
 }
 
 fn has_batch(tensor: &SignatureTensor) -> bool {

@@ -5,7 +5,7 @@ use prost::Message;
 use super::lexer::TextError;
 use super::onnx::ModelSignature;
 use super::{Completion, ConfigError, ModelConfig};
-use super::{agents, autocomplete, json, normalize, proto, text, validate, warnings};
+use super::{agents, autocomplete, json, normalize, onnx, proto, text, validate, warnings};
 
 /// The parameter that decides whether a model runs in a sandbox.
 pub const SANDBOX: &str = "sandbox";
@@ -79,10 +79,18 @@ impl Draft {
         &self.proto.default_model_filename
     }
 
-    /// Returns whether an ONNX file in the version directory may be the model. A Python model may have one beside its code.
-    pub fn may_be_onnx(&self) -> bool {
-        let proto::ModelConfig { backend, platform, .. } = &self.proto;
-        matches!(backend.as_str(), "" | "onnxruntime" | "tract") && matches!(platform.as_str(), "" | "onnxruntime_onnx")
+    /// Returns the name of the model's file if its signature can be read ([`onnx::signature`]). `files` are the names in the
+    /// version directories. A Python model may have such a file beside its code.
+    pub fn onnx_file<'a>(&'a self, files: &[String]) -> Option<&'a str> {
+        let proto::ModelConfig { backend, platform, default_model_filename, .. } = &self.proto;
+        let may_be_onnx = matches!(backend.as_str(), "" | "onnxruntime" | "tract")
+            && matches!(platform.as_str(), "" | "onnxruntime_onnx");
+        let name = match default_model_filename.as_str() {
+            "" => normalize::default_file("onnxruntime", files)?,
+            name => name,
+        };
+        let has_signature = name.rsplit_once('.').is_some_and(|(_, ending)| onnx::EXTENSIONS.contains(&ending));
+        (may_be_onnx && has_signature).then_some(name)
     }
 
     /// Returns whether a model of this configuration can run other code than that of the server: its backend is not one of those
@@ -152,7 +160,8 @@ impl Draft {
         let of_onnx = |_: &&ModelSignature| matches!(self.proto.backend.as_str(), "onnxruntime" | "tract");
         if let Some(signature) = completion.signature.filter(of_onnx) {
             if completion.auto_complete {
-                autocomplete::fill(&mut self.proto, signature, completion.default_max_batch_size)?;
+                let warning = autocomplete::fill(&mut self.proto, signature, completion.default_max_batch_size)?;
+                self.warnings.extend(warning);
             }
             autocomplete::compare(&self.proto, signature)?;
         }

@@ -29,7 +29,7 @@ const ARCHIVE: &str = ".mar";
 
 /// If a model configures no backend, the first one whose file exists is used.
 const BACKENDS: [KnownBackend; 8] = [
-    known("onnxruntime", "onnxruntime_onnx", &["model.onnx"], &[".onnx"]),
+    known("onnxruntime", "onnxruntime_onnx", &["model.onnx", "model.ort"], &[".onnx", ".ort"]),
     known("tract", "onnxruntime_onnx", &["model.onnx"], &[]),
     known("pytorch", "pytorch_libtorch", &["model.pt", "model.pt2"], &[".pt", ".pt2"]),
     known("python", "", &["model.py"], &[".py"]),
@@ -116,15 +116,21 @@ pub(super) fn backend(config: &mut proto::ModelConfig, completion: &Completion<'
         config.platform = known.platform.to_owned();
     }
     if config.default_model_filename.is_empty() {
-        let file = known.files.iter().find(|file| is_there(file, completion)).or(known.files.first());
-        config.default_model_filename = file.copied().unwrap_or_default().to_owned();
+        let file = default_file(&config.backend, completion.files);
+        config.default_model_filename = file.unwrap_or_default().to_owned();
     }
     Ok(())
 }
 
-/// Returns whether a version has a file of this name.
-fn is_there(file: &str, completion: &Completion<'_>) -> bool {
-    completion.files.iter().any(|name| name == file)
+/// Returns the first file name of a backend that is among these, or else its most common one; `None` for a backend without usual
+/// names.
+pub(super) fn default_file(backend: &str, files: &[String]) -> Option<&'static str> {
+    let usual = BACKENDS.iter().find(|row| row.backend == backend)?.files;
+    usual.iter().find(|name| is_there(name, files)).or(usual.first()).copied()
+}
+
+fn is_there(name: &str, files: &[String]) -> bool {
+    files.iter().any(|file| file == name)
 }
 
 /// Returns whether a version has a TorchServe archive, which may have any name.
@@ -147,7 +153,8 @@ fn missing_backend(config: &proto::ModelConfig, completion: &Completion<'_>) -> 
         return row.map(|row| row.backend.to_owned()).ok_or_else(|| ConfigError::new(unexpected()));
     }
     let named = config.default_model_filename.as_str();
-    let row = BACKENDS.iter().find(|row| row.files.iter().any(|file| named == *file || is_there(file, completion)));
+    let row =
+        BACKENDS.iter().find(|row| row.files.iter().any(|file| named == *file || is_there(file, completion.files)));
     let by_ending = || BACKENDS.iter().find(|row| row.endings.iter().any(|ending| named.ends_with(ending)));
     let by_archive = || BACKENDS.iter().find(|row| row.endings.contains(&ARCHIVE) && has_archive(completion));
     let by_file = row.or_else(by_ending).or_else(by_archive).map(|row| row.backend);

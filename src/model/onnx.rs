@@ -1,11 +1,25 @@
-//! Reads the inputs and outputs that an ONNX file declares.
+//! Reads the inputs and outputs that a model file for ONNX Runtime declares: an ONNX file, or one in ORT format.
 //!
 //! Declares only the required fields; the decoder skips the others, including the weights, without copying them. Source of the
 //! field numbers: `onnx.proto3` of the ONNX project.
 
+mod flatbuffer;
+mod ort_format;
+
 use prost::Message;
 
 use crate::tensor::DataType;
+
+/// The file within a model file that is a directory. As in Triton, such a directory holds an ONNX file and its external data.
+pub const FILE_IN_DIRECTORY: &str = "model.onnx";
+
+/// The extensions of files whose signature [`signature`] reads.
+pub const EXTENSIONS: [&str; 2] = ["onnx", ort_format::EXTENSION];
+
+/// Returns whether a file of this name is in ORT format, which only ONNX Runtime reads.
+pub fn is_ort_format(file_name: &str) -> bool {
+    file_name.rsplit_once('.').is_some_and(|(_, extension)| extension == ort_format::EXTENSION)
+}
 
 /// One input or output of a model file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +30,8 @@ pub struct SignatureTensor {
     pub datatype: DataType,
     /// All dimensions, including the batch; -1 for a variable dimension. `None` if the file does not declare a shape.
     pub dims: Option<Vec<i64>>,
+    /// The name of the first dimension, if it is variable and has one. Dimensions of the same name have the same size.
+    pub first_dim_name: Option<String>,
 }
 
 /// The inputs and outputs of a model file.
@@ -88,27 +104,105 @@ struct TensorShapeProto {
     dim: Vec<DimensionProto>,
 }
 
-/// A dimension with a name (`dim_param`) or without a value is variable, so only the number is declared here.
+/// A dimension with a name or without a value is variable.
 #[derive(Clone, PartialEq, Message)]
 struct DimensionProto {
     #[prost(int64, optional, tag = "1")]
     dim_value: Option<i64>,
+    #[prost(string, optional, tag = "2")]
+    dim_param: Option<String>,
 }
 
-/// Reads the signature of an ONNX model.
+/// A graph as either format declares it.
+#[derive(Debug, Default)]
+struct Graph<'a> {
+    /// The names of the weights, which may be among the inputs.
+    weights: Vec<&'a str>,
+    inputs: Vec<Value<'a>>,
+    outputs: Vec<Value<'a>>,
+}
+
+/// An input or output of a graph.
+#[derive(Debug)]
+struct Value<'a> {
+    name: &'a str,
+    /// `None` for a sequence or a map.
+    tensor: Option<Tensor<'a>>,
+}
+
+/// The type of a tensor.
+#[derive(Debug)]
+struct Tensor<'a> {
+    /// A number of ONNX's `TensorProto.DataType`.
+    element_type: i32,
+    /// `None` if the file does not declare a shape.
+    dims: Option<Vec<Dimension<'a>>>,
+}
+
+/// A dimension of a tensor.
+#[derive(Clone, Copy, Debug)]
+enum Dimension<'a> {
+    Fixed(i64),
+    Named(&'a str),
+    Unknown,
+}
+
+/// The beginning of the names that `tf2onnx` makes for dimensions of unknown size, a new name for each: `unk__12`.
+const UNKNOWN: &str = "unk__";
+
+impl<'a> Dimension<'a> {
+    fn of(value: Option<i64>, name: Option<&'a str>) -> Self {
+        match (value, name) {
+            (Some(value), _) if value > 0 => Self::Fixed(value),
+            (_, Some(name)) if !name.is_empty() && !name.starts_with(UNKNOWN) => Self::Named(name),
+            _ => Self::Unknown,
+        }
+    }
+}
+
+impl ValueInfoProto {
+    fn value(&self) -> Value<'_> {
+        let tensor = self.r#type.as_ref().and_then(|kind| kind.tensor_type.as_ref());
+        Value { name: &self.name, tensor: tensor.map(TensorTypeProto::tensor) }
+    }
+}
+
+impl TensorTypeProto {
+    fn tensor(&self) -> Tensor<'_> {
+        let dims = self.shape.as_ref().map(|shape| shape.dim.iter().map(DimensionProto::dimension).collect());
+        Tensor { element_type: self.elem_type, dims }
+    }
+}
+
+impl DimensionProto {
+    fn dimension(&self) -> Dimension<'_> {
+        Dimension::of(self.dim_value, self.dim_param.as_deref())
+    }
+}
+
+/// Reads the signature of a model in ONNX's format or, if the bytes have its mark, in ORT format.
 ///
 /// # Errors
-/// The bytes are not an ONNX model, or an input is of a kind or datatype that the protocol does not support. Never panics.
+/// The bytes are not such a model, or an input is of a kind or datatype that the protocol does not support. Never panics.
 pub fn signature(bytes: &[u8]) -> Result<ModelSignature, String> {
+    if ort_format::is_marked(bytes) {
+        return signature_of(ort_format::graph(bytes)?);
+    }
     let model = ModelProto::decode(bytes).map_err(|error| format!("not an ONNX model: {error}"))?;
     let graph = model.graph.ok_or("not an ONNX model: it has no graph")?;
     let mut weights: Vec<&str> = graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
     weights.extend(graph.sparse_initializer.iter().filter_map(|sparse| Some(sparse.values.as_ref()?.name.as_str())));
+    let inputs = graph.input.iter().map(ValueInfoProto::value).collect();
+    signature_of(Graph { weights, inputs, outputs: graph.output.iter().map(ValueInfoProto::value).collect() })
+}
+
+fn signature_of(graph: Graph<'_>) -> Result<ModelSignature, String> {
+    let Graph { mut weights, inputs, outputs } = graph;
     weights.sort_unstable();
     let mut signature = ModelSignature::default();
-    for value in &graph.input {
-        // Before version 4 of the format, every weight is listed as an input too.
-        if weights.binary_search(&value.name.as_str()).is_ok() {
+    for value in &inputs {
+        // Before version 4 of ONNX's format, every weight is listed as an input too.
+        if weights.binary_search(&value.name).is_ok() {
             continue;
         }
         let tensor = tensor(value, "input")?;
@@ -116,10 +210,10 @@ pub fn signature(bytes: &[u8]) -> Result<ModelSignature, String> {
             .inputs
             .push(tensor.ok_or_else(|| format!("input '{}' of the ONNX model is not a tensor", value.name))?);
     }
-    for value in &graph.output {
+    for value in &outputs {
         match tensor(value, "output")? {
             Some(tensor) => signature.outputs.push(tensor),
-            None => signature.omitted_outputs.push(value.name.clone()),
+            None => signature.omitted_outputs.push(value.name.to_owned()),
         }
     }
     if signature.outputs.is_empty() {
@@ -128,17 +222,21 @@ pub fn signature(bytes: &[u8]) -> Result<ModelSignature, String> {
     Ok(signature)
 }
 
-fn tensor(value: &ValueInfoProto, role: &str) -> Result<Option<SignatureTensor>, String> {
-    let Some(tensor) = value.r#type.as_ref().and_then(|kind| kind.tensor_type.as_ref()) else { return Ok(None) };
-    let datatype = datatype(tensor.elem_type).ok_or_else(|| {
+fn tensor(value: &Value<'_>, role: &str) -> Result<Option<SignatureTensor>, String> {
+    let Some(tensor) = &value.tensor else { return Ok(None) };
+    let datatype = datatype(tensor.element_type).ok_or_else(|| {
         format!(
             "{role} '{}' of the ONNX model has element type {}, which the protocol cannot carry",
-            value.name, tensor.elem_type
+            value.name, tensor.element_type
         )
     })?;
-    let dim = |dim: &DimensionProto| dim.dim_value.filter(|&value| value > 0).unwrap_or(-1);
-    let dims = tensor.shape.as_ref().map(|shape| shape.dim.iter().map(dim).collect());
-    Ok(Some(SignatureTensor { name: value.name.clone(), datatype, dims }))
+    let first_dim_name = match tensor.dims.as_deref() {
+        Some([Dimension::Named(name), ..]) => Some((*name).to_owned()),
+        _ => None,
+    };
+    let dim = |dim: &Dimension<'_>| if let Dimension::Fixed(size) = dim { *size } else { -1 };
+    let dims = tensor.dims.as_ref().map(|dims| dims.iter().map(dim).collect());
+    Ok(Some(SignatureTensor { name: value.name.to_owned(), datatype, dims, first_dim_name }))
 }
 
 /// Returns the datatype for a number of ONNX's `TensorProto.DataType`.
@@ -170,8 +268,9 @@ mod tests {
     use super::*;
 
     fn value(name: &str, elem_type: i32, dims: Option<&[Option<i64>]>) -> ValueInfoProto {
-        let shape = dims
-            .map(|dims| TensorShapeProto { dim: dims.iter().map(|&dim_value| DimensionProto { dim_value }).collect() });
+        let shape = dims.map(|dims| TensorShapeProto {
+            dim: dims.iter().map(|&dim_value| DimensionProto { dim_value, dim_param: None }).collect(),
+        });
         let tensor_type = Some(TensorTypeProto { elem_type, shape });
         ValueInfoProto { name: name.to_owned(), r#type: Some(TypeProto { tensor_type }) }
     }
@@ -199,9 +298,14 @@ mod tests {
 
     #[test]
     fn the_signature_leaves_weights_and_non_tensors_out() {
-        let image =
-            SignatureTensor { name: "image".to_owned(), datatype: DataType::Fp32, dims: Some(vec![-1, 64, -1]) };
-        let label = SignatureTensor { name: "label".to_owned(), datatype: DataType::Int64, dims: None };
+        let image = SignatureTensor {
+            name: "image".to_owned(),
+            datatype: DataType::Fp32,
+            dims: Some(vec![-1, 64, -1]),
+            first_dim_name: None,
+        };
+        let label =
+            SignatureTensor { name: "label".to_owned(), datatype: DataType::Int64, dims: None, first_dim_name: None };
         let expected = ModelSignature {
             inputs: vec![image],
             outputs: vec![label],
@@ -230,8 +334,12 @@ mod tests {
         model.extend(inner);
         model.extend([0x42, 0x02, 0x10, 0x15]);
         let signature = signature(&model).unwrap();
-        let tensor =
-            |name: &str| SignatureTensor { name: name.to_owned(), datatype: DataType::Fp32, dims: Some(vec![-1, 2]) };
+        let tensor = |name: &str| SignatureTensor {
+            name: name.to_owned(),
+            datatype: DataType::Fp32,
+            dims: Some(vec![-1, 2]),
+            first_dim_name: Some("N".to_owned()),
+        };
         assert_eq!((signature.inputs, signature.outputs), (vec![tensor("x")], vec![tensor("y")]));
     }
 

@@ -8,7 +8,8 @@
 //! # Order of service
 //! Staged instances are served by their *turn*, which is the number of executions times the priority, smallest first; among
 //! equal turns the smaller priority comes first, then the instance that was staged first. So instances that are always busy
-//! execute in inverse proportion to their priorities.
+//! execute in inverse proportion to their priorities. The load counts as the first execution, as in Triton, whose limiter also
+//! schedules the initialization of an instance: with the priorities 1 and 2, the first instance begins with two executions.
 //!
 //! Unlike in Triton, old counts do not cause long delays: when an instance is staged, its turn is raised to those of its
 //! competitors that are staged or executing, minus one execution of theirs. Competitors are instances that need a common
@@ -71,7 +72,7 @@ struct Instance {
     /// The pool and the amount of each resource.
     needs: Vec<(usize, u32)>,
     priority: u64,
-    /// The number of executions times the priority, or more if the instance was idle meanwhile.
+    /// The number of executions and loads times the priority, or more if the instance was idle meanwhile.
     turn: u128,
     state: InstanceState,
     /// The total time in the queue, in nanoseconds.
@@ -118,7 +119,8 @@ impl RateLimiter {
             let member = Member(self.next_member);
             self.next_member += 1;
             let priority = u64::from(demand.priority.max(1));
-            let instance = Instance { needs, priority, turn: 0, state: InstanceState::Idle, waited_ns: 0 };
+            let turn = u128::from(priority);
+            let instance = Instance { needs, priority, turn, state: InstanceState::Idle, waited_ns: 0 };
             self.instances.insert(member, instance);
             members.push(member);
         }

@@ -79,7 +79,9 @@ pub(super) fn check_user(
     }
     // A name without a directory is searched for in the PATH.
     let python = workers.python.as_deref().filter(|path| path.components().count() > 1);
-    let named = [python, onnxruntime, workers.backend_directory.as_deref()];
+    // One of Triton's that does not exist is ignored.
+    let backends = workers.backend_directory.as_deref().filter(|directory| directory.is_dir());
+    let named = [python, onnxruntime, backends];
     read.extend(named.into_iter().flatten().map(Path::to_owned));
     let pass = cache.map(Path::to_owned).into_iter().collect();
     check_access(user, worker, &AccessCheck { read, pass, write: vec![temporary] })

@@ -91,8 +91,8 @@ fn every_series_exists_from_the_load() {
     let text = render(&cache, Format::Text);
     for line in [
         "nv_inference_request_success{model=\"m\",version=\"3\"} 0",
-        "nv_inference_request_failure{model=\"m\",version=\"3\",reason=\"REJECTED\"} 0",
-        "nv_inference_request_failure{model=\"m\",version=\"3\",reason=\"OTHER\"} 0",
+        "nv_inference_request_failure{model=\"m\",reason=\"REJECTED\",version=\"3\"} 0",
+        "nv_inference_request_failure{model=\"m\",reason=\"OTHER\",version=\"3\"} 0",
         "nv_inference_pending_request_count{model=\"m\",version=\"3\"} 0",
         "nv_model_load_duration_secs{model=\"m\",version=\"3\"} 0",
         "ts_inference_requests_total{model_name=\"m\",model_version=\"3\",hostname=\"h\"} 0",
@@ -320,7 +320,7 @@ fn tags_never_become_reserved_labels() {
     let cache = Arc::new(Cache::new(Catalog::shipped(), Settings::new("h")));
     let tags = ["_name__", ".env", "plain", "_plain"].map(|key| (key.to_owned(), "x".to_owned()));
     cache.model_loaded(&ModelVersion::new("m", 1), &tags);
-    let line = "nv_inference_count{model=\"m\",version=\"1\",_env=\"x\",_name__=\"x\",_plain=\"x\"} 0\n";
+    let line = "nv_inference_count{_env=\"x\",_name__=\"x\",_plain=\"x\",model=\"m\",version=\"1\"} 0\n";
     let text = render(&cache, Format::Text);
     assert!(text.contains(line), "{text}");
 }

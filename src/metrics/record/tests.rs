@@ -235,7 +235,7 @@ fn failures_are_counted_by_reason() {
         if let Some(label) = label {
             let (cache, series) = loaded();
             inference_failed(&series, reason, 700);
-            let line = format!("nv_inference_request_failure{{model=\"m\",version=\"1\",reason=\"{label}\"}} 1");
+            let line = format!("nv_inference_request_failure{{model=\"m\",reason=\"{label}\",version=\"1\"}} 1");
             assert!(render(&cache, Format::Text).contains(&line), "{reason:?}");
         }
     }

@@ -151,9 +151,25 @@ fn a_resolved_draft_has_backend_file_and_policy() {
     let more = resolved("instance_group { count: 2 }").encode_parts();
     let differ: Vec<bool> = more.iter().zip(&resolved("").encode_parts()).map(|(one, other)| one != other).collect();
     assert_eq!(differ, [true, false, false]);
-    let onnx = |source: &str| Draft::from_text(source, "").unwrap().may_be_onnx();
-    assert!(onnx("") && onnx("backend: 'tract'") && onnx("platform: 'onnxruntime_onnx'"));
-    assert!(!onnx("backend: 'python'") && !onnx("platform: 'pytorch_libtorch'"));
+}
+
+#[test]
+fn files_with_a_signature_are_found() {
+    for (source, files, expected) in [
+        ("", &["model.onnx"][..], Some("model.onnx")),
+        ("", &["model.ort"], Some("model.ort")),
+        ("", &["model.ort", "model.onnx"], Some("model.onnx")),
+        ("", &[], Some("model.onnx")),
+        ("backend: 'tract'", &["model.onnx"], Some("model.onnx")),
+        ("platform: 'onnxruntime_onnx' default_model_filename: 'net.ort'", &[], Some("net.ort")),
+        ("default_model_filename: 'model.pt'", &["model.onnx"], None),
+        ("backend: 'python'", &["model.onnx"], None),
+        ("platform: 'pytorch_libtorch'", &["model.onnx"], None),
+    ] {
+        let files: Vec<String> = files.iter().map(|&file| file.to_owned()).collect();
+        let draft = Draft::from_text(source, "").unwrap();
+        assert_eq!(draft.onnx_file(&files), expected, "{source} {files:?}");
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use super::{IDENTITY, SIMPLE, complete, config};
 use crate::tensor::DataType;
 
 fn tensor(name: &str, datatype: DataType, dims: &[i64]) -> SignatureTensor {
-    SignatureTensor { name: name.to_owned(), datatype, dims: Some(dims.to_vec()) }
+    SignatureTensor { name: name.to_owned(), datatype, dims: Some(dims.to_vec()), first_dim_name: None }
 }
 
 /// A classifier of 8 x 8 images with a batch dimension.
@@ -143,6 +143,40 @@ fn missing_fields_are_filled_in() {
     assert_eq!(with_signature("max_batch_size: 16", &digits()).unwrap().scheduling, Scheduling::Default);
 }
 
+/// Their sizes may differ. Triton fills in a maximum batch size here.
+#[test]
+fn first_dimensions_of_different_names_are_no_batch() {
+    let named = |image: Option<&str>, label: Option<&str>, scores: Option<&str>| {
+        let mut signature = digits();
+        signature.inputs[0].first_dim_name = image.map(str::to_owned);
+        signature.outputs[0].first_dim_name = label.map(str::to_owned);
+        signature.outputs[1].first_dim_name = scores.map(str::to_owned);
+        signature
+    };
+    for signature in [
+        named(None, None, None),
+        named(Some("N"), Some("N"), Some("N")),
+        named(Some("N"), None, Some("N")),
+        named(Some("N"), None, None),
+    ] {
+        let config = with_signature("", &signature).unwrap();
+        assert_eq!((config.max_batch_size, config.warnings.len()), (4, 0), "{signature:?}");
+    }
+    for (signature, other) in
+        [(named(Some("N"), Some("M"), Some("N")), "label"), (named(Some("N"), None, Some("M")), "scores")]
+    {
+        let config = with_signature("dynamic_batching { }", &signature).unwrap();
+        assert_eq!((config.max_batch_size, config.metadata(&[]).outputs[1].shape.clone()), (0, vec![-1, 10]));
+        let expected = format!(
+            "requests are not batched: the first dimension of 'image' is named 'N' and that of '{other}' 'M', so that their \
+             sizes may differ; if both are the batch, set 'max_batch_size'"
+        );
+        assert_eq!(config.warnings, [expected]);
+        let config = with_signature("max_batch_size: 8", &signature).unwrap();
+        assert_eq!((config.max_batch_size, config.warnings.len()), (8, 0), "an explicit size holds");
+    }
+}
+
 #[test]
 fn a_contradicted_configuration_is_refused() {
     let mut fixed = digits();
@@ -213,6 +247,9 @@ fn backends_and_platforms_are_matched() {
         ("backend: 'mine' platform: 'mine_too'", &[], &[], "mine|mine_too|"),
         ("backend: 'builtin'", &[], &["builtin"], "builtin||"),
         ("default_model_filename: 'net.onnx'", &[], &[], "onnxruntime|onnxruntime_onnx|net.onnx"),
+        ("", &["model.ort"], &[], "onnxruntime|onnxruntime_onnx|model.ort"),
+        ("", &["model.ort", "model.onnx"], &[], "onnxruntime|onnxruntime_onnx|model.onnx"),
+        ("default_model_filename: 'net.ort'", &[], &[], "onnxruntime|onnxruntime_onnx|net.ort"),
         ("platform: 'foo_bar'", &[], &[], "unexpected platform type 'foo_bar' for m"),
         (
             "platform: 'onnxruntime_onnx' backend: 'python'",
@@ -230,7 +267,7 @@ fn backends_and_platforms_are_matched() {
             "",
             &["weights.bin"],
             &[],
-            "must specify 'platform' or 'backend' for 'm': its version directories hold no archive (.mar) and none of model.onnx, model.pt, model.pt2, model.py, model.joblib, model.pkl, model.json, model.ubj, and its name does not have the form NAME.BACKEND",
+            "must specify 'platform' or 'backend' for 'm': its version directories hold no archive (.mar) and none of model.onnx, model.ort, model.pt, model.pt2, model.py, model.joblib, model.pkl, model.json, model.ubj, and its name does not have the form NAME.BACKEND",
         ),
     ] {
         let got = check(source, files, backends).unwrap_or_else(|error| error.to_string());

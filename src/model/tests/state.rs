@@ -151,7 +151,7 @@ fn invalid_initial_states_are_refused() {
 }
 
 fn tensor(name: &str, dims: &[i64]) -> SignatureTensor {
-    SignatureTensor { name: name.to_owned(), datatype: DataType::Fp32, dims: Some(dims.to_vec()) }
+    SignatureTensor { name: name.to_owned(), datatype: DataType::Fp32, dims: Some(dims.to_vec()), first_dim_name: None }
 }
 
 /// Completes a configuration for a model file with a state of `[batch, 2, 4]`.

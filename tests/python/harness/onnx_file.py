@@ -6,8 +6,14 @@ ELEMENT = {
 }  # fmt: skip
 """The `TensorProto.DataType` of each datatype of the protocol."""
 
-INTEGER, INTEGERS = 2, 7
-"""Two values of `AttributeProto.AttributeType`: INT and INTS."""
+INTEGER, STRING, INTEGERS = 2, 3, 7
+"""Values of `AttributeProto.AttributeType`: INT, STRING and INTS."""
+
+EXTERNAL = 1
+"""A value of `TensorProto.DataLocation`."""
+
+SEQUENCE = "SEQUENCE"
+"""The type of an output that is a sequence of FP32 tensors, in place of a datatype."""
 
 
 def varint(value: int) -> bytes:
@@ -30,14 +36,18 @@ def field(number: int, value) -> bytes:
 
 def value_info(name: str, datatype: str, dims) -> bytes:
     """Encodes an input or output; a dimension is a number, or a name for a variable dimension."""
+    if datatype == SEQUENCE:
+        return field(1, name) + field(2, field(4, field(1, field(1, field(1, ELEMENT["FP32"])))))
     shape = b"".join(field(1, field(1 if isinstance(dim, int) else 2, dim)) for dim in dims)
     return field(1, name) + field(2, field(1, field(1, ELEMENT[datatype]) + field(2, shape)))
 
 
 def attribute(name: str, value) -> bytes:
-    """Encodes an attribute: a number or a list of numbers."""
+    """Encodes an attribute: a number, a text or a list of numbers."""
     if isinstance(value, int):
         return field(1, name) + field(3, value) + field(20, INTEGER)
+    if isinstance(value, str):
+        return field(1, name) + field(4, value) + field(20, STRING)
     return field(1, name) + b"".join(field(8, number) for number in value) + field(20, INTEGERS)
 
 
@@ -52,6 +62,12 @@ def constant(name: str, datatype: str, array) -> bytes:
     """Encodes a weight."""
     dims = b"".join(field(1, dim) for dim in array.shape)
     return dims + field(2, ELEMENT[datatype]) + field(8, name) + field(9, array.tobytes())
+
+
+def external_constant(name: str, datatype: str, array, file: str) -> bytes:
+    """Encodes a weight whose bytes are in another file, in the directory of the model's file."""
+    dims = b"".join(field(1, dim) for dim in array.shape)
+    return dims + field(2, ELEMENT[datatype]) + field(8, name) + field(13, field(1, "location") + field(2, file)) + field(14, EXTERNAL)
 
 
 def model(nodes: list, inputs: list, outputs: list, constants=()) -> bytes:

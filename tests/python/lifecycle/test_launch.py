@@ -433,6 +433,29 @@ def test_triton_settings_of_the_python_backend(place):
         assert ended.returncode != 0 and expected in ended.stderr, ended.stderr
 
 
+def test_a_backend_directory_of_triton(place, tmp_path):
+    """The directory in a command line for Triton does not end the start: a warning says what to do, whether it exists here or not."""
+    place.model("m", answer=IO)
+    place.model("mine", config='backend: "mine"')
+    (place.repository / "mine/1/model.py").unlink()
+    compiled = tmp_path / "opt/tritonserver/backends"
+    with place.server(f"--backend-directory={compiled}") as server:
+        check_ready(server, "m")
+        assert f"--backend-directory is ignored: '{compiled}' does not exist" in server.log.read_text()
+        assert "available: builtin, onnxruntime, tract, python" in loaded(server, "mine")["mine"][1]
+    for name in ("onnxruntime", "mine"):
+        (compiled / name).mkdir(parents=True)
+        (compiled / name / f"libtriton_{name}.so").write_bytes(b"")
+    (compiled / "python").mkdir()
+    with place.server(f"--backend-directory={compiled}") as server:
+        check_ready(server, "m")
+        warning = f"--backend-directory: '{compiled}' holds compiled backends of Triton (mine, onnxruntime), which this server does not load"
+        assert warning in server.log.read_text()
+        state, reason = loaded(server, "mine")["mine"]
+        assert state == "UNAVAILABLE"
+        assert f"'{compiled}/mine/libtriton_mine.so' is a library with Triton's interface, which is not loaded here" in reason
+
+
 def test_backend_directory(place):
     """A user's executable, Python code for models of one backend, and the error if there is neither."""
     (place.backends / "empty").mkdir()

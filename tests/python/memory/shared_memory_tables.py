@@ -245,7 +245,8 @@ OVERFLOW = (
     "for region 'r'"
 )
 UNKNOWN = "Request for unknown model: 'no_such_model' is not found"
-RESERVED = "cannot register shared memory region '{}' - invalid shm key"
+RESERVED = "cannot register shared memory region '{}' - invalid shm key '{}triton_python_backend_shm_region_x'"
+"""The text of newer versions of Triton; the recorded 2.51 opens such an object."""
 
 DIFFERENCES = {
     # Triton has closed the object by this call; here one object may be registered under any number of names.
@@ -267,8 +268,8 @@ DIFFERENCES = {
         1: ("INVALID_ARGUMENT", "'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t"),
         2: ("INVALID_ARGUMENT", "GPUs not supported"),
     },
-    "key: reserved": {0: (400, RESERVED.format("r")), 1: ("INVALID_ARGUMENT", RESERVED.format("g"))},
-    "key: reserved without slash": {0: (400, RESERVED.format("r")), 1: ("INVALID_ARGUMENT", RESERVED.format("g"))},
+    "key: reserved": {0: (400, RESERVED.format("r", "/")), 1: ("INVALID_ARGUMENT", RESERVED.format("g", "/"))},
+    "key: reserved without slash": {0: (400, RESERVED.format("r", "")), 1: ("INVALID_ARGUMENT", RESERVED.format("g", ""))},
     # Triton cuts the key at the NUL byte and opens the object that the first part names.
     "key: NUL": {0: (500, "Unable to open shared memory region"), 1: ("INTERNAL", "Unable to open shared memory region"), 2: (200, "[]")},
     # A region may begin at any byte, and an empty region is invalid; Triton returns the kernel's error for unaligned offsets.

@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 
+from harness import models
 from harness.inference import one
-from harness.server import binary, total
+from harness.server import Server, binary, total
 from harness.waiting import DEADLINE_S, settled
+
+STAGES = ("request", "queue", "compute_input", "compute_infer", "compute_output")
 
 
 def scrape(server, query="", **headers):
@@ -38,6 +41,57 @@ def infer(server, model="simple", headers=None):
         tensor.set_data_from_numpy(np.ones((1, 16), np.int32))
     client.infer(model, inputs, headers=headers)
     client.close()
+
+
+TAGGED = """backend: "builtin"
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
+parameters { key: "function" value { string_value: "identity" } }
+metric_tags { key: "team" value: "t" }
+"""
+
+TRITON_LABELS = {
+    "nv_inference_request_failure": [
+        f'_team="t",model="m",reason="{reason}",version="1"' for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+    ],
+    **dict.fromkeys(
+        [
+            "nv_inference_request_success",
+            "nv_inference_count",
+            "nv_inference_exec_count",
+            "nv_inference_request_duration_us",
+            "nv_inference_queue_duration_us",
+            "nv_inference_compute_input_duration_us",
+            "nv_inference_compute_infer_duration_us",
+            "nv_inference_compute_output_duration_us",
+            "nv_inference_pending_request_count",
+            *(f"nv_inference_{stage}_summary_us_{part}" for stage in STAGES for part in ("sum", "count")),
+        ],
+        ['_team="t",model="m",version="1"'],
+    ),
+    **dict.fromkeys(
+        [f"nv_inference_{stage}_summary_us" for stage in STAGES],
+        [f'_team="t",model="m",version="1",quantile="{quantile}"' for quantile in ("0.5", "0.9", "0.95", "0.99", "0.999")],
+    ),
+}
+"""The labels of each sample of the model `m` on a real Triton 2.51, byte for byte."""
+
+
+def test_labels_have_the_order_of_triton(tmp_path):
+    """Alphabetical, also those of the model's tags and of its repository; `quantile` is last."""
+    repository = models.write(tmp_path / "models", "m", TAGGED)
+    for namespace, options in (("", []), (f'namespace="{repository}",', ["--model-namespacing=true"])):
+        with Server(tmp_path, [repository], ["--metrics-config=summary_latencies=true", *options]) as server:
+            assert server.infer("m", one("FP32", [1], [1]))[0] == 200
+            lines = scrape(server)[0].splitlines()
+        found = {}
+        for line in lines:
+            name, _, rest = line.partition("{")
+            if name.startswith("nv_") and rest:
+                found.setdefault(name, []).append(rest.rpartition("} ")[0])
+        del found["nv_model_load_duration_secs"]
+        after_model = lambda labels: labels.replace('model="m",', 'model="m",' + namespace)  # noqa: E731
+        assert found == {name: [after_model(labels) for labels in all_labels] for name, all_labels in TRITON_LABELS.items()}
 
 
 def test_histograms_count_what_the_counters_count(server):
@@ -71,8 +125,8 @@ def test_an_exemplar_names_the_trace(server):
 
 
 def test_labels_and_numbers_are_written_as_triton_and_go_do(server):
-    """Labels are in the order of the definition, `le` is the last one. Numbers have no `.0`; in OpenMetrics the values of `le` are
-    canonical numbers."""
+    """Labels are in the order of the definition, those of `nv_*` in alphabetical order; `le` is the last one. Numbers have no `.0`;
+    in OpenMetrics the values of `le` are canonical numbers."""
     infer(server)
     listed = subprocess.run([binary(), "metrics", "list", "--format", "json"], capture_output=True, check=True, timeout=DEADLINE_S)
     defined = {metric["name"]: metric["dimensions"] for metric in json.loads(listed.stdout)}
@@ -81,7 +135,8 @@ def test_labels_and_numbers_are_written_as_triton_and_go_do(server):
     assert len(found) > 100
     for name, labels, number in found:
         family = name if name in defined else re.sub(r"_(bucket|sum|count)$", "", name)
-        wanted = defined.get(family, []) + (["le"] if name.endswith("_bucket") else [])
+        ordered = sorted if name.startswith("nv_") else list
+        wanted = ordered(defined.get(family, [])) + (["le"] if name.endswith("_bucket") else [])
         shown = re.findall(r'(\w+)="', labels)
         assert [label for label in shown if label in wanted] == wanted, (name, labels)
         assert "le" not in shown[:-1], (name, labels)

@@ -5,6 +5,7 @@ import os
 import queue
 import re
 import signal
+import threading
 import time
 
 import numpy as np
@@ -116,6 +117,46 @@ def test_executions_are_shared_by_priority(serve):
     assert counts["p1"] == pytest.approx(2 * counts["p2"], rel=0.15)
     assert counts["p1"] == pytest.approx(4 * counts["p4"], rel=0.15)
     check_released(server)
+
+
+def test_shares_of_a_run_of_tritons_suite(serve):
+    """`L0_rate_limiter`: eight requests in flight to each of two models of priorities 1 and 2, until 80 are sent to the first. A real
+    Triton 2.51 answers 80 and 44 of them."""
+    server = serve({f"p{p}": delay(20, group("R 1 global", limiter=f"priority: {p}")) for p in (1, 2)}, ON)
+    tensor = tritonclient.grpc.InferInput("INPUT0", [1, 2], "FP32")
+    tensor.set_data_from_numpy(np.ones((1, 2), np.float32))
+    sent, errors, over = {"p1": 0, "p2": 0}, [], threading.Event()
+
+    def send(model: str, begun: threading.Event):
+        """Keeps eight requests in flight."""
+        free = threading.Semaphore(8)
+
+        def answered(result, error):
+            errors.append(error)
+            free.release()
+
+        with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+            while not over.is_set():
+                assert free.acquire(timeout=DEADLINE_S)
+                client.async_infer(model, [tensor], callback=answered)
+                begun.set()
+                sent[model] += 1
+                if sent[model] == 80:
+                    over.set()
+            assert all(free.acquire(timeout=DEADLINE_S) for _ in range(8))
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        begun = threading.Event()
+        runs = [pool.submit(send, "p1", begun)]
+        assert begun.wait(DEADLINE_S)
+        until_dispatched(server, "p1", 1)
+        runs.append(pool.submit(send, "p2", begun))
+        for run in runs:
+            run.result()
+    assert set(errors) == {None}
+    counts = {model: total(server.scrape(), "nv_inference_request_success", model=model) for model in sent}
+    assert counts == sent and counts["p1"] == 80
+    assert counts["p1"] / counts["p2"] > 1.8, counts
 
 
 def test_waiting_batches_grow(serve):

@@ -141,7 +141,7 @@ fn session(
     path: &Path,
 ) -> Result<Opened, InferError> {
     let options = context.config.session_options().map_err(|error| load_error(error.to_string()))?;
-    let wanted = Wanted { options: &options, threads: context.threads, path };
+    let wanted = Wanted { options: &options, threads: context.threads, path, directory: context.directory };
     let on_processors = || {
         let accelerators = providers::of_processors(context.config);
         let advice = if accelerators.is_empty() { "" } else { NO_OPENVINO };

@@ -1,24 +1,35 @@
 //! ONNX models on tract: pure Rust and embedded, so that a first run needs no installation. CPU only, one thread.
 //!
 //! A model whose variable dimensions have names is optimized once, with symbols for them. A model that tract cannot optimize that
-//! way is optimized once for each combination of input shapes.
+//! way is optimized once for each combination of input shapes. A model that tract cannot run at all is refused at its load: one with
+//! an operator that tract does not have, or that it can optimize neither with symbols nor with [`TRIAL_SIZES`].
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use pharos::error::InferError;
+use pharos::model::onnx;
 use pharos::tensor::{DataType, push_bytes_element};
 use pharos_backend::{Backend, Batch, Context, Input, Outputs, load_error, run_error};
 use tract_onnx::prelude::{
-    DatumType, Framework, InferenceFact, InferenceModel, InferenceModelExt, IntoRunnable, TValue, TVec, Tensor,
+    DatumType, Framework, InferenceFact, InferenceModel, InferenceModelExt, IntoRunnable, TDim, TValue, TVec, Tensor,
     TractResult, TypedRunnableModel,
 };
+use tract_onnx::tract_hir::infer::Factoid;
 
 use super::elements::{self, for_numbers};
 use super::model_file;
 
 /// Maximum number of plans for different input shapes; when one more is needed, all are dropped.
 const MAX_PLANS: usize = 64;
+
+/// The sizes of variable dimensions for which a model is optimized at its load if tract cannot optimize it with symbols. Any of them
+/// proves that tract can run the model: one item, tokens, and images of usual sizes.
+const TRIAL_SIZES: [i64; 5] = [1, 2, 16, 64, 224];
+
+/// Advice for models that tract cannot run.
+const REMEDY: &str = "ONNX Runtime may run it: `pip install onnxruntime` for the `python3` on the server's PATH, or \
+                      --onnxruntime-library, and no `backend: \"tract\"` in the configuration";
 
 type Plan = Arc<TypedRunnableModel>;
 type Shapes = Vec<Vec<usize>>;
@@ -39,7 +50,15 @@ pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferErr
     let path = model_file(context)?;
     let unusable =
         |error: &dyn std::fmt::Display| load_error(format!("tract cannot load '{}': {error}", path.display()));
-    let mut model = tract_onnx::onnx().model_for_path(&path).map_err(|error| unusable(&format!("{error:#}")))?;
+    if onnx::is_ort_format(&context.config.default_model_filename) {
+        return Err(unusable(&format!("only ONNX Runtime reads its own format; {REMEDY}")));
+    }
+    let model = tract_onnx::onnx().model_for_path(&path);
+    let mut model = model.map_err(|error| unusable(&format!("{error:#}; {REMEDY}")))?;
+    let missing = missing_operators(&model).map_err(|error| unusable(&format!("{error:#}; {REMEDY}")))?;
+    if !missing.is_empty() {
+        return Err(unusable(&format!("it does not have the operators {}; {REMEDY}", missing.join(", "))));
+    }
     let names = graph_names(&model).map_err(|error| unusable(&error))?;
     let position =
         |name: &String| (0..context.config.backend_inputs()).find(|at| context.config.input_name(*at) == Some(name));
@@ -56,7 +75,56 @@ pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferErr
         model = model.with_output_fact(output, InferenceFact::default()).map_err(|error| unusable(&error))?;
     }
     let symbolic = model.clone().into_optimized().and_then(IntoRunnable::into_runnable).ok();
+    if symbolic.is_none() {
+        try_sizes(&model).map_err(|error| unusable(&format!("{error:#}; {REMEDY}")))?;
+    }
     Ok(Box::new(Tract { model, symbolic, plans: HashMap::new(), inputs, outputs }))
+}
+
+/// Returns the operators that tract does not have, among those on which the outputs depend: sorted, each once.
+fn missing_operators(model: &InferenceModel) -> TractResult<Vec<String>> {
+    let mut missing = BTreeSet::new();
+    for node in model.eval_order()? {
+        let name = model.node(node).op.name();
+        // tract's name of a node whose operator it does not know, which it keeps until the graph is optimized.
+        if let Some(operator) = name.strip_prefix("Unimplemented(").and_then(|rest| rest.strip_suffix(')')) {
+            missing.insert(operator.to_owned());
+        }
+    }
+    Ok(missing.into_iter().collect())
+}
+
+/// Optimizes the model with one of [`TRIAL_SIZES`] in place of each variable dimension. A model with an input of unknown rank is not
+/// tried.
+///
+/// # Errors
+/// tract can optimize it with none of them: the reason for the first.
+fn try_sizes(model: &InferenceModel) -> TractResult<()> {
+    let mut failure = None;
+    for size in TRIAL_SIZES {
+        let Some(sized) = with_size(model, size)? else { return Ok(()) };
+        match sized.into_optimized().and_then(IntoRunnable::into_runnable) {
+            Ok(_) => return Ok(()),
+            Err(error) => failure = failure.or(Some(error)),
+        }
+    }
+    failure.map_or(Ok(()), Err)
+}
+
+/// Returns the model with this size in place of each variable dimension of its inputs; `None` if the rank of an input is unknown.
+fn with_size(model: &InferenceModel, size: i64) -> TractResult<Option<InferenceModel>> {
+    let mut sized = model.clone();
+    for index in 0..model.inputs.len() {
+        let fact = model.input_fact(index)?;
+        if fact.shape.is_open() {
+            return Ok(None);
+        }
+        let dims = fact.shape.dims().map(|dim| dim.concretize().and_then(|dim| dim.to_i64().ok()).unwrap_or(size));
+        let shape: Vec<TDim> = dims.map(TDim::from).collect();
+        let fact = fact.clone().with_shape(shape);
+        sized = sized.with_input_fact(index, fact)?;
+    }
+    Ok(Some(sized))
 }
 
 fn configured_output(context: &Context<'_>, name: &str) -> Option<(usize, DataType)> {

@@ -54,10 +54,13 @@ pub(crate) fn find(program: &Program, (model, name): (&str, &str), places: &[&Pa
     if let Some(path) = own.as_deref().and_then(|directory| file(directory, "model.py")) {
         return Ok(Found::Python(path));
     }
-    Err(missing(program, (model, name)))
+    let of_triton = format!("libtriton_{name}.so");
+    let of_triton = places.iter().copied().chain(own.as_deref()).find_map(|directory| file(directory, &of_triton));
+    Err(missing(program, (model, name), of_triton.as_deref()))
 }
 
-fn missing(program: &Program, (model, name): (&str, &str)) -> String {
+/// Returns the error for a backend that does not exist, or of which only a library for Triton exists.
+fn missing(program: &Program, (model, name): (&str, &str), of_triton: Option<&Path>) -> String {
     let looked = match &program.backends {
         Some(directory) => {
             let wanted = format!("libpharos_{name}.so, pharos-worker-{name} or model.py");
@@ -65,9 +68,14 @@ fn missing(program: &Program, (model, name): (&str, &str)) -> String {
         }
         None => "no backend directory is set (--backend-directory)".to_owned(),
     };
-    let advice = match backend_advice(name) {
-        "" => String::new(),
-        advice => format!("; {advice}"),
+    let advice = match (backend_advice(name), of_triton) {
+        ("", None) => String::new(),
+        ("", Some(library)) => format!(
+            "; '{}' is a library with Triton's interface, which is not loaded here: serve the model with one of the available \
+             backends, or compile the backend with the interface of pharos_backend.h",
+            library.display()
+        ),
+        (advice, _) => format!("; {advice}"),
     };
     format!(
         "backend '{name}' of model '{model}' is not available here; available: {}; {looked}{advice}",

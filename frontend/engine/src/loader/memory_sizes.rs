@@ -1,7 +1,8 @@
 //! How much memory models use: their expected sizes, from files and earlier loads, and measurements of their processes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use pharos::model::ModelConfig;
@@ -108,16 +109,20 @@ pub(super) async fn files_of(directory: &Path) -> u64 {
     blocking::run(move || bytes_in(&directory)).await.unwrap_or_default()
 }
 
+/// Links count as what they lead to, as in caches of models; a directory counts once.
 fn bytes_in(directory: &Path) -> u64 {
     let (mut bytes, mut read) = (0u64, 0);
     let mut directories = vec![directory.to_owned()];
+    let mut known = HashSet::new();
     while let Some(directory) = directories.pop() {
+        if !fs::metadata(&directory).is_ok_and(|metadata| known.insert((metadata.dev(), metadata.ino()))) {
+            continue;
+        }
         for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
             read += 1;
-            // Links to files count as the files, as in caches of models; links to directories are not followed.
-            match (entry.file_type(), fs::metadata(entry.path())) {
-                (Ok(kind), _) if kind.is_dir() => directories.push(entry.path()),
-                (_, Ok(metadata)) if metadata.is_file() => bytes = bytes.saturating_add(metadata.len()),
+            match fs::metadata(entry.path()) {
+                Ok(metadata) if metadata.is_dir() => directories.push(entry.path()),
+                Ok(metadata) if metadata.is_file() => bytes = bytes.saturating_add(metadata.len()),
                 _ => {}
             }
             if read >= MAX_FILES {
@@ -165,7 +170,12 @@ mod tests {
         fs::write(directory.path().join("a/b/weights"), [0; 23]).unwrap();
         std::os::unix::fs::symlink("../..", directory.path().join("a/b/loop")).unwrap();
         std::os::unix::fs::symlink("../../model.onnx", directory.path().join("a/b/link.onnx")).unwrap();
-        assert_eq!(bytes_in(directory.path()), 223);
+        let elsewhere = tempfile::tempdir().unwrap();
+        fs::write(elsewhere.path().join("external"), [0; 1000]).unwrap();
+        for name in ["external", "again"] {
+            std::os::unix::fs::symlink(elsewhere.path(), directory.path().join(name)).unwrap();
+        }
+        assert_eq!(bytes_in(directory.path()), 1223);
         assert_eq!(bytes_in(&directory.path().join("none")), 0);
     }
 }

@@ -279,7 +279,10 @@ fn unselected(policy: &VersionPolicy, present: &[u64]) -> String {
 
 /// Returns the complete configuration, or a draft if the model's code is to complete it.
 fn configuration(settings: &Settings, model: &str, contents: &Contents, draft: Draft) -> Result<Configuration, String> {
-    let signature = if draft.may_be_onnx() { signature(contents, draft.model_file())? } else { None };
+    let signature = match draft.onnx_file(&contents.files) {
+        Some(name) => signature(contents, name)?,
+        None => None,
+    };
     let mut names: Vec<&str> = launch::ORDINARY.into_iter().chain(settings.program.python_backends()).collect();
     let own = draft.backend().to_owned();
     let mut is_python = false;
@@ -368,13 +371,16 @@ fn missing(policy: &VersionPolicy, present: &[u64]) -> Vec<u64> {
     }
 }
 
-/// Returns the inputs and outputs of the newest version's ONNX file; `None` without such a file.
+/// Returns the inputs and outputs of the newest version's file of this name, or of the file within, if it is a directory; `None`
+/// without such a file.
 fn signature(contents: &Contents, file_name: &str) -> Result<Option<ModelSignature>, String> {
-    let file_name = if file_name.is_empty() { "model.onnx" } else { file_name };
-    let Some(path) = contents.versions.values().next_back().map(|directory| directory.join(file_name)) else {
+    let Some(mut path) = contents.versions.values().next_back().map(|directory| directory.join(file_name)) else {
         return Ok(None);
     };
-    if path.extension().is_none_or(|extension| extension != "onnx") || !path.is_file() {
+    if path.is_dir() {
+        path.push(onnx::FILE_IN_DIRECTORY);
+    }
+    if !path.is_file() {
         return Ok(None);
     }
     let file = map(&path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))?;

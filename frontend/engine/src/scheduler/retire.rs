@@ -31,6 +31,11 @@ impl Driver {
         retired
     }
 
+    /// Returns whether an instance has open sequences.
+    pub(crate) fn has_sequences_on(&self, instance: InstanceId) -> bool {
+        self.lock().scheduler.has_sequences_on(instance)
+    }
+
     /// Forgets a retired instance whose process has ended, and removes it from the rate limiter. Its number can be used again.
     pub(crate) fn dismiss(&self, instance: InstanceId) {
         self.lock().retired.remove(&instance);

@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use pharos::model::{Draft, default_model_file};
+use pharos::model::{Draft, default_model_file, onnx};
 use pharos::repository::{Stamp, check_model_name, parse_version_directory};
 
 use super::files::{ModelFiles, TemporaryDirectories};
@@ -119,8 +119,8 @@ fn whole_directory(place: &Path) -> io::Result<Option<Files>> {
     if versions.clone().next().is_some() && has_config || versions.any(|(_, path)| has_file(path)) {
         return Ok(Some(Files::Versions));
     }
-    let files: Vec<&str> =
-        entries.iter().filter(|(_, path)| path.is_file()).filter_map(|(name, _)| name.to_str()).collect();
+    let files = entries.iter().filter(|(_, path)| path.is_file() || is_onnx_directory(path));
+    let files: Vec<&str> = files.filter_map(|(name, _)| name.to_str()).collect();
     let usual = usual_name(&files).map(|(file, usual)| (file.to_owned(), usual));
     if usual.is_none() && !has_config {
         return Ok(None);
@@ -129,6 +129,11 @@ fn whole_directory(place: &Path) -> io::Result<Option<Files>> {
     let second = usual.and_then(|(file, usual)| link_to(&links, &file, usual));
     links.extend(second);
     Ok(Some(Files::Loose(links)))
+}
+
+/// Returns whether a directory takes the place of an ONNX file: it holds the file with its external data.
+fn is_onnx_directory(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "onnx") && path.join(onnx::FILE_IN_DIRECTORY).is_file()
 }
 
 /// Returns the model file among these, with the name that its backend expects; `None` without one, or if it is ambiguous because
@@ -296,6 +301,13 @@ mod tests {
             )),
         );
         check("archive", &["squeeze.mar"], "", Some(("archive", &["1", "1/squeeze.mar"])));
+        check(
+            "external",
+            &["net.onnx/model.onnx", "net.onnx/w"],
+            "",
+            Some(("external", &["1", "1/model.onnx", "1/net.onnx"])),
+        );
+        check("empty", &["net.onnx/weights", "w"], "", None);
         check(
             "file",
             &["net.onnx", "net.onnx.data", "other.onnx", "z"],

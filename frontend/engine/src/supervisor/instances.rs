@@ -29,6 +29,10 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// The longest such interval: sequences can last long.
 const LONGEST_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
+/// The longest time for which a change waits for instances that it has removed and that still execute requests. Batches end before,
+/// as a rule; a stream of responses may last longer.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+
 /// The health of all instances of a version, shared with each of them.
 #[derive(Clone, Default)]
 pub(super) struct InstanceHealth(Arc<RwLock<Vec<Arc<Health>>>>);
@@ -76,7 +80,7 @@ type Outcome = Result<Loaded, String>;
 /// A starting instance and its outcome.
 type Starting = (Arc<Handle>, oneshot::Receiver<Outcome>);
 
-/// Instances that are being removed and still execute requests or have sequences. They end in the background.
+/// Instances that are being removed and still have sequences, or execute requests for long. They end in the background.
 #[derive(Default)]
 pub(crate) struct Ending(Vec<JoinHandle<()>>);
 
@@ -120,8 +124,8 @@ impl Instances {
     }
 
     /// Starts instances for new `placements` and, once they are ready, removes those without a placement. Instances with a
-    /// placement continue unchanged. Waits for the ends of removed instances without work, and returns the others: they end after
-    /// their requests and sequences.
+    /// placement continue unchanged. Waits until the removed ones have executed their batches and ended, as Triton does, and returns
+    /// those that end later: after their sequences, or after requests that take longer than [`LONGEST_WAIT`].
     ///
     /// # Errors
     /// The first reason why an instance could not start; nothing has changed then.
@@ -222,20 +226,32 @@ impl Instances {
         (Arc::new(Handle::new(id, health, driver.series.clone(), stop)), started)
     }
 
-    /// Ends these instances after their requests and sequences, even if the future is dropped. Waits for those without any, and
-    /// returns the others.
+    /// Ends these instances after their requests and sequences, even if the future is dropped. Waits for those without sequences, but
+    /// no longer than [`LONGEST_WAIT`], and returns the others.
     async fn remove(&self, gone: &[Arc<Handle>], driver: &Arc<Driver>) -> Ending {
         for handle in gone {
             self.instance_health.change(|all| all.retain(|health| !Arc::ptr_eq(health, &handle.health)));
             driver.retire(handle.id);
             handle.close();
         }
-        let (idle, busy): (Vec<_>, Vec<_>) = gone.iter().cloned().partition(|handle| driver.is_retired(handle.id));
-        let ends = |handle: Arc<Handle>| tokio::spawn(end(self.all.clone(), handle, driver.clone()));
-        let (idle, busy): (Vec<_>, Vec<_>) =
-            (idle.into_iter().map(ends).collect(), busy.into_iter().map(ends).collect());
-        wait(idle).await;
-        Ending(busy)
+        let mut awaited = Vec::new();
+        let mut ending = Vec::new();
+        for handle in gone {
+            let end = tokio::spawn(end(self.all.clone(), handle.clone(), driver.clone()));
+            // The client decides how long a sequence stays open.
+            if driver.has_sequences_on(handle.id) { ending.push(end) } else { awaited.push(end) }
+        }
+        let late = wait_at_most(LONGEST_WAIT, awaited).await;
+        if !late.is_empty() {
+            tracing::warn!(
+                model = %driver.model,
+                "{} removed instances still execute requests after {} s and end later",
+                late.len(),
+                LONGEST_WAIT.as_secs()
+            );
+        }
+        ending.extend(late);
+        Ending(ending)
     }
 
     /// Sorts the instances in the order of the placements.
@@ -393,4 +409,17 @@ async fn wait(tasks: Vec<JoinHandle<()>>) {
     for task in tasks {
         let _ = task.await;
     }
+}
+
+/// Waits for tasks; returns those that have not ended after this time.
+async fn wait_at_most(time: Duration, tasks: Vec<JoinHandle<()>>) -> Vec<JoinHandle<()>> {
+    let until = clock::now() + time;
+    let mut late = Vec::new();
+    for mut task in tasks {
+        let left = until - clock::now();
+        if clock::timeout(left, &mut task).await.is_none() {
+            late.push(task);
+        }
+    }
+    late
 }

@@ -18,6 +18,8 @@ pub(super) struct Wanted<'a> {
     pub(super) threads: usize,
     /// The model's file.
     pub(super) path: &'a Path,
+    /// The version's directory.
+    pub(super) directory: &'a Path,
 }
 
 impl Wanted<'_> {
@@ -44,9 +46,7 @@ impl Wanted<'_> {
             builder = builder.with_memory_pattern(pattern)?;
         }
         for library in &options.libraries {
-            // Relative to the version's directory, like the model's file.
-            let directory = self.path.parent().unwrap_or(Path::new(""));
-            builder = builder.with_operator_library(directory.join(library))?;
+            builder = builder.with_operator_library(self.directory.join(library))?;
         }
         if let Some(arena) = options.arena {
             use_arena(&mut builder, arena)?;

@@ -23,7 +23,7 @@ use crate::simulation::worker::answer_to;
 use pharos_os::clock;
 
 /// The longest time that anything may take: several processes that do not stop, one after the other.
-const LONGEST: Duration = Duration::from_secs(10);
+const LONGEST: Duration = Duration::from_secs(15);
 
 /// What a client waits for.
 #[derive(Clone, Debug)]
