@@ -4,7 +4,7 @@
 #   make test     sets up what the tests need under target/, then runs all of them, Rust and real clients
 #                 (tests that need Debian's prometheus, chromium or redis-server are skipped with a note without it)
 .DEFAULT_GOAL := help
-.PHONY: help serve speech cluster sklearn xgboost pytorch example-backends build test test-rust test-clients test-under-load smoke soak lint bench bench-peers bench-many-models bench-growth fuzz simulate mutants tools python-worker wheel release kserve-sdk gpu-pack
+.PHONY: help serve speech text cluster sklearn xgboost pytorch example-backends build test test-rust test-clients test-under-load smoke soak lint bench bench-peers bench-many-models bench-growth fuzz simulate mutants tools python-worker wheel release kserve-sdk gpu-pack
 
 CARGO ?= cargo
 PYTHON ?= python3
@@ -44,6 +44,15 @@ sklearn xgboost pytorch: build python-worker
 	$(TARGET)/venv-$@/bin/python examples/frameworks/make_models.py $@
 	$(TARGET)/venv-$@/bin/python examples/frameworks/ask.py --server $(TARGET)/release/pharos \
 	  --models examples/frameworks/$@/models $(notdir $(wildcard examples/frameworks/$@/models/*))
+
+# The text example: a tokenizer in Python and an ONNX model, made in a separate environment and served as an ensemble.
+text: build python-worker
+	$(PYTHON) -m venv $(TARGET)/venv-$@
+	$(TARGET)/venv-$@/bin/python -m pip install --quiet --disable-pip-version-check -r examples/text/requirements.txt
+	$(TARGET)/venv-$@/bin/python -m pip install --quiet --disable-pip-version-check $(TARGET)/wheels/pharos_worker-*.whl
+	$(TARGET)/venv-$@/bin/python examples/text/make_models.py
+	$(TARGET)/venv-$@/bin/python examples/text/ask.py --server $(TARGET)/release/pharos --models examples/text/models \
+	  "my parcel has not arrived" "the app shows an error"
 
 # Three servers behind Envoy, with an object store and a Redis: restarts under load. CLUSTER_FLAGS=--stay keeps them running.
 cluster: build

@@ -58,7 +58,8 @@ pub fn check_model_name(name: &str) -> Result<(), String> {
     }
     if name.contains('/') || name.contains('\\') || matches!(name.trim(), "." | "..") {
         return Err(format!(
-            "invalid model name '{}', model name must not contain path traversal characters",
+            "invalid model name '{}', model name must not contain path traversal characters ('/', '\\') and must not be '.' \
+             or '..'",
             name.escape_debug()
         ));
     }
@@ -394,7 +395,11 @@ mod tests {
             assert!(check_model_name(name).is_err(), "{name:?}");
         }
         let error = check_model_name("a/../b").unwrap_err();
-        assert_eq!(error, "invalid model name 'a/../b', model name must not contain path traversal characters");
+        assert_eq!(
+            error,
+            "invalid model name 'a/../b', model name must not contain path traversal characters ('/', '\\') and must not be '.' \
+             or '..'"
+        );
     }
 
     fn states() -> States {

@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use pharos::metrics::cache;
 use pharos::metrics::catalog::{Mode, listing};
+use pharos::service::Service as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
@@ -185,7 +186,10 @@ async fn serve(
         () = ends.next() => Ok(()),
     };
     if loaded.is_ok() && ends.seen == 0 {
-        tracing::info!("ready");
+        match engine.ready() {
+            true => tracing::info!("ready"),
+            false => tracing::info!("serving, not ready: not all models are ready"),
+        }
         manager.ready().await;
         ends.next().await;
     }

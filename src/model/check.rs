@@ -215,7 +215,12 @@ impl ModelConfig {
         }
         let batch = batch.unwrap_or(1);
         if batch > u64::from(self.max_batch_size) {
-            return Err(format!("inference request batch-size must be <= {} for '{model}'", self.max_batch_size).into());
+            return Err(format!(
+                "inference request batch-size must be <= {} for '{model}': send fewer rows in a request, or raise \
+                 max_batch_size in the model's config.pbtxt",
+                self.max_batch_size
+            )
+            .into());
         }
         Ok(batch)
     }

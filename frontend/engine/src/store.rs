@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use pharos::metrics::cache::Cache;
-use pharos::repository::{DUPLICATE, Stamp};
+use pharos::repository::{DUPLICATE, Stamp, check_model_name};
 use tokio::sync::watch;
 
 pub use address::{Location, Locations};
@@ -207,7 +207,7 @@ impl Stores {
     pub(crate) fn local(&self, model: &str) -> Result<ModelFiles, String> {
         if let Some((store, name)) = self.in_namespace(model) {
             let local = store.local(name).map_err(|error| unreadable(&store.name(), &error).to_string())?;
-            return local.ok_or_else(|| format!("model '{name}' is not in '{}'", store.name()));
+            return local.ok_or_else(|| why_not_in([store], name));
         }
         if self.namespaces {
             return Err(self.why_unresolved(model));
@@ -234,7 +234,20 @@ impl Stores {
     }
 
     fn not_found(&self, model: &str) -> String {
-        format!("model '{model}' is not in {}", names(self.stores()))
+        why_not_in(self.stores(), model)
+    }
+}
+
+/// Returns why none of these repositories has a model. Blocks.
+fn why_not_in<'a>(stores: impl IntoIterator<Item = &'a dyn Store>, model: &str) -> String {
+    let Err(reason) = check_model_name(model) else {
+        return format!("model '{model}' is not in {}", names(stores));
+    };
+    // No store returns the files of such a model, but it may list the name.
+    let lists = |store: &&dyn Store| store.list().is_ok_and(|names| names.iter().any(|name| name == model));
+    match stores.into_iter().find(lists) {
+        Some(store) => format!("{reason}: rename its directory in '{}'", store.name()),
+        None => reason,
     }
 }
 

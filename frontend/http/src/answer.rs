@@ -54,7 +54,11 @@ pub(super) fn refused(mut response: Response, reason: Reason) -> Response {
 
 /// Returns the answer for an unknown path or method.
 pub(super) fn unknown(status: StatusCode, text: &str) -> Response {
-    let mut response = error_text(status, text);
+    of_unknown(error_text(status, text))
+}
+
+/// Marks a response as that to an unknown path or method, so that it is counted as one.
+pub(super) fn of_unknown(mut response: Response) -> Response {
     response.extensions_mut().insert(Outcome::Unknown);
     response
 }

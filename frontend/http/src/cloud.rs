@@ -66,7 +66,7 @@ impl Endpoints {
         connections: listener::Settings,
         phases: PhaseReceiver,
     ) -> JoinHandle<()> {
-        let Edge { service, settings } = self.dispatch.edge().clone();
+        let Edge { service, settings, .. } = self.dispatch.edge().clone();
         let endpoints = HttpService::new(self, settings.body_timeout);
         tokio::spawn(listener::serve(listener, connections, endpoints, refused(service), phases))
     }

@@ -19,6 +19,7 @@ mod json;
 mod logging;
 pub mod metrics;
 mod model;
+mod openai;
 mod parse;
 mod pieces;
 mod render;
@@ -53,6 +54,7 @@ use pharos_listener::http_service::HttpService;
 use pharos_listener::receiving::Budget;
 use pharos_listener::receiving::body::{self, Read};
 use pharos_listener::response_timing::ResponseTiming;
+use pharos_os::clock;
 
 /// The settings of the HTTP edge.
 #[derive(Clone, Debug)]
@@ -100,11 +102,13 @@ const MAX_SHORT_BODY: u64 = 64 << 10;
 pub(crate) struct Edge {
     service: SharedService,
     settings: Arc<Settings>,
+    /// The time of its creation at the start of the server, in seconds since 1970.
+    created: u64,
 }
 
 impl Edge {
     fn new(service: SharedService, settings: Settings) -> Self {
-        Self { service, settings: Arc::new(settings) }
+        Self { service, settings: Arc::new(settings), created: clock::wall_ms() / 1000 }
     }
 
     /// Reads the whole body of a request that has only a few members.

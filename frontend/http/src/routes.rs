@@ -1,9 +1,9 @@
-//! The routes of v2 and v1, each with its path, its [`Route`] and its handlers.
+//! The routes of v2, v1 and OpenAI's API, each with its path, its [`Route`] and its handlers.
 
 use axum::routing::{MethodRouter, get, post};
 use pharos::service::{Route, SharedService};
 
-use super::{Edge, Settings, generate, infer, logging, model, repository, server, shared_memory, trace, v1};
+use super::{Edge, Settings, generate, infer, logging, model, openai, repository, server, shared_memory, trace, v1};
 use pharos_listener::answering::Gate;
 use pharos_listener::routing::{Builder, RouteOf, Routes};
 
@@ -49,7 +49,7 @@ fn declared(edge: Edge) -> Builder<Edge> {
         .route("/v2/trace/setting", Route::TraceSetting, get(trace::get).post(trace::post))
         .route("/v2/models/{model}/trace/setting", Route::TraceSetting, trace_of_model)
         .route("/v2/logging", Route::LogSettings, get(logging::get).post(logging::post));
-    v1::routes(shared_memory::routes(router))
+    openai::routes(v1::routes(shared_memory::routes(router)))
 }
 
 /// Adds `/v2/models/M<suffix>` and `/v2/models/M/versions/V<suffix>`.
@@ -98,6 +98,7 @@ mod tests {
             ("/v1/models/m%3apredict", Route::Infer),
             ("/v1/models/m:%70redict", Route::Infer),
             ("/v1/models/m/versions/1:predict", Route::Infer),
+            ("/v1/chat/completions", Route::Infer),
         ] {
             check(path, expected);
         }
@@ -113,6 +114,9 @@ mod tests {
             "/v1/models/m/versions",
             "/v1/models/m/versions/",
             "/v1/models/m/versions/1/x",
+            "/v1/chat",
+            "/v1/chat/completions/",
+            "/chat/completions",
             "/v2/",
             "/v2x",
             "//v2",

@@ -1,4 +1,5 @@
-//! The v1 protocol of KServe and TensorFlow Serving over HTTP: the model list, model readiness and `:predict`.
+//! The v1 protocol of KServe and TensorFlow Serving over HTTP: the model list, model readiness and `:predict`. The first two also
+//! have the members of OpenAI's answers at the same paths.
 //!
 //! Paths and bodies follow KServe's data plane v1 and TensorFlow Serving's REST interface. Inference uses the same path as v2.
 //! The JSON is interpreted by the model's inputs, and each request is counted under the route of its v2 counterpart.
@@ -16,13 +17,13 @@ use http::{HeaderMap, Request, StatusCode};
 use pharos::error::{InferError, Reason};
 use pharos::infer::InferRequest;
 use pharos::service::Route;
-use serde_json::json;
+use serde::Serialize;
 
 use super::answer::{Answer, Failure};
 use super::generate::{check_encoding, read};
 use super::infer::{LONG, execute, forward, on_a_thread_if};
 use super::model::ModelPath;
-use super::{Edge, answer, trace};
+use super::{Edge, answer, openai, trace};
 use pharos_listener::request_trace::HTTP;
 use pharos_listener::routing::{Builder, RouteOf};
 use pharos_listener::tenants;
@@ -53,17 +54,37 @@ async fn alive() -> Response {
     answer::json(r#"{"status":"alive"}"#)
 }
 
+/// The list of models, for clients of KServe and of OpenAI.
+#[derive(Serialize)]
+struct List<'a> {
+    models: &'a BTreeSet<&'a str>,
+    #[serde(flatten)]
+    openai: openai::ModelList<'a>,
+}
+
 /// `GET /v1/models`: the models with at least one ready version.
 async fn list(State(edge): State<Edge>) -> Answer {
     let entries = edge.service.repository_index(true).await?;
     let names: BTreeSet<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
-    answer::json_of(&json!({ "models": names }))
+    let openai = openai::ModelList::new(&edge, names.iter().copied());
+    answer::json_of(&List { models: &names, openai })
+}
+
+/// A ready model, for clients of KServe and of OpenAI.
+#[derive(Serialize)]
+struct Ready<'a> {
+    name: &'a str,
+    ready: bool,
+    #[serde(flatten)]
+    openai: openai::Model<'a>,
 }
 
 /// Answers 200 if the model is ready, 503 if it is not, and 404 if it does not exist, like KServe's model server.
 async fn ready(State(edge): State<Edge>, ModelPath { model, version }: ModelPath) -> Answer {
     let failure = match edge.service.model_ready(&model, &version).await {
-        Ok(true) => return answer::json_of(&json!({ "name": model, "ready": true })),
+        Ok(true) => {
+            return answer::json_of(&Ready { name: &model, ready: true, openai: openai::Model::new(&edge, &model) });
+        }
         // Treat a malformed version like one that is not ready.
         Ok(false) | Err(InferError { reason: Reason::Invalid, .. }) => {
             match edge.service.model_metadata(&model, &version) {

@@ -109,7 +109,8 @@ fn wrong_inputs_are_refused() {
         ),
         (
             vec![int32("INPUT0", &[16, 1]), int32("INPUT1", &[16, 1])],
-            "inference request batch-size must be <= 8 for 'simple'",
+            "inference request batch-size must be <= 8 for 'simple': send fewer rows in a request, or raise max_batch_size in \
+             the model's config.pbtxt",
         ),
         (
             vec![input("INPUT0", DataType::Int64, &[1, 16], vec![0; 128]), b()],

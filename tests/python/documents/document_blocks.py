@@ -3,7 +3,8 @@
 A comment directly above a block, which readers do not see, says how the tests treat it:
 
 - `<!-- not run: REASON -->`: the tests cannot run it.
-- `<!-- run by: TEST -->`: the function TEST of `test_documents.py`, `test_readme.py` or `test_reference.py` runs it.
+- `<!-- run by: TEST -->`: the function TEST of `test_documents.py`, `test_readme.py`, `test_reference.py` or `test_text_models.py` runs
+  it.
 - `<!-- configuration of: BASE [FLAGS] -->`: fields of a `config.pbtxt`; `test_documents.py` adds them to the model BASE and
   loads it with a server with these flags.
 

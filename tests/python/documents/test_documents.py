@@ -38,7 +38,7 @@ def problem(block) -> str:
     if block.kind == "not run":
         return "" if block.argument else "the reason is missing"
     if block.kind == "run by":
-        files = [HERE / f"test_{name}.py" for name in ("documents", "readme", "reference")]
+        files = [HERE / f"test_{name}.py" for name in ("documents", "readme", "reference", "text_models")]
         defined = any(f"\ndef {block.argument}(" in file.read_text() for file in files)
         return "" if defined else f"there is no {block.argument}"
     if block.kind == "configuration of":
@@ -135,7 +135,7 @@ def test_configuration(start, tmp_path, block):
 
 def masked(text: str) -> str:
     """An answer without what differs between runs: times, the memory of a model, versions, last digits of results."""
-    text = re.sub(r'"(ns|last_inference)": ?"?\d+"?', r'"\1":0', text)
+    text = re.sub(r'"(ns|last_inference|created)": ?"?\d+"?', r'"\1":0', text)
     text = re.sub(r'("type":"CPU","id":0,"byte_size":)\d+', r"\g<1>0", text)
     text = re.sub(r'("version": ?"|builtin |onnxruntime )\d+\.\d+\.\d+', r"\g<1>0", text)
     return re.sub(r"(\.\d{4})\d+", r"\1", text)

@@ -20,9 +20,10 @@ COMMANDS = [
 OTHER_FLAGS = {
     "--concurrency-range", "--ulimit", "--config", "--homepath", "--grpc", "--pipeline", "--flag", "--http", "--metrics",
     "--target", "--read-only", "--tmpfs", "--from-literal", "--enable-feature", "--scope", "--user", "--init",
-    "--pid", "--gpus", "--device", "--build-arg", "--health-cmd", "--stop-timeout",
+    "--pid", "--gpus", "--device", "--build-arg", "--health-cmd", "--stop-timeout", "--no-deps", "--platform", "--only-binary",
+    "--perf-analyzer-path", "--model",
 }  # fmt: skip
-"""Flags of perf_analyzer, docker, podman, kubectl, Prometheus, Grafana, systemd-run and examples/classify.py, `--flag` in general, and
+"""Flags of perf_analyzer, Model Analyzer, pip, docker, podman, kubectl, Prometheus, Grafana, systemd-run and examples/classify.py, `--flag` in general, and
 `--http-...` for all with this beginning."""
 
 

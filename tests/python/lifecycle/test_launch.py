@@ -5,6 +5,7 @@
 
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -14,14 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from harness.server import STANDIN, Server, binary
+from harness.server import ROOT, STANDIN, Server, binary
 from harness.waiting import DEADLINE_S, eventually, holds_for
 
 IO = {
     "input": [{"name": "IN", "data_type": "TYPE_FP32", "dims": [4]}],
     "output": [{"name": "OUT", "data_type": "TYPE_FP32", "dims": [4]}],
 }
-HELP = "--force-reinstall ./worker/python, in the server's source tree"
+VERSION = re.search(r'^version = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.M)[1]
+PACKAGE = f"where PACKAGE is the wheel of this server (pharos_server-{VERSION}-*.whl) or, in its source tree, ./worker/python; or "
+USUAL = f"{PACKAGE}choose an interpreter that has the package with --python"
+OF_THE_MODEL = f"{PACKAGE}remove the parameter EXECUTION_ENV_PATH to use the interpreter of --python"
 
 
 PLAIN = "class TritonPythonModel:\n    pass\n"
@@ -251,10 +255,10 @@ def test_unusable_interpreters(place):
         "missing": (
             missing,
             f"model 'missing' needs the Python package 'pharos-worker', which '{missing / python3}' (the model's "
-            f"EXECUTION_ENV_PATH) does not have; run: {missing / python3} -m pip install ./worker/python, in the server's source tree",
+            f"EXECUTION_ENV_PATH) does not have; run '{missing / python3} -m pip install PACKAGE', {OF_THE_MODEL}",
         ),
         "broken": (broken, f"'{broken / python3}' (the model's EXECUTION_ENV_PATH) cannot import: ImportError: no numpy here"),
-        "crashes": (crashes, f"'{crashes / python3}' (the model's EXECUTION_ENV_PATH) exits when it imports 'pharos_worker' (killed by signal 6); run: {crashes / python3} -m pip install {HELP}"),
+        "crashes": (crashes, f"'{crashes / python3}' (the model's EXECUTION_ENV_PATH) exits when it imports 'pharos_worker' (killed by signal 6); run '{crashes / python3} -m pip install --force-reinstall PACKAGE', {OF_THE_MODEL}"),
         "silent": (silent, "exits when it imports 'pharos_worker' (exit status 9)"),
         "other": (other, f"does not match this server (frontend and worker are of different builds: wire versions"),
         "old": (old, f"model 'old' needs Python 3.9 or newer, and '{old / python3}' (the model's EXECUTION_ENV_PATH) is Python 3.8; choose another with --python"),
@@ -263,7 +267,7 @@ def test_unusable_interpreters(place):
         "format_error": (format_error, f"the Python interpreter '{format_error / python3}' (the model's EXECUTION_ENV_PATH) cannot be started: Exec format error"),
         "nowhere": ("/nonexistent/env", "model 'nowhere': EXECUTION_ENV_PATH is '/nonexistent/env', which does not exist; allowed are the directory of a virtual or conda environment, and a .tar.gz"),
         "empty": (place.folder / "empty", "is not a Python environment: it has neither bin/python3 nor bin/python"),
-        "packed": (place.folder / "packed.tar.gz", f"does not have; run: python3 -m pip install ./worker/python, in the server's source tree and in the environment that is packed into '{place.folder}/packed.tar.gz', and pack it again"),
+        "packed": (place.folder / "packed.tar.gz", f"does not have; run 'python3 -m pip install PACKAGE' in the environment that is packed into '{place.folder}/packed.tar.gz' and pack it again, {OF_THE_MODEL}"),
         "wrong": (place.folder / "wrong.tar.gz", f"model 'wrong': the environment '{place.folder}/wrong.tar.gz' cannot be used: it cannot be unpacked"),
     }
     for model, (environment, _) in expected.items():
@@ -286,17 +290,21 @@ def test_a_server_without_the_package(place):
     """The error names the interpreter from PATH, or that of --python."""
     place.model("m")
     python3 = place.environment("bare") / "bin/python3"
+    own = place.environment("models/" + place.model("own").name + "/venv") / "bin/python3"
     for options, by in (((), "of the PATH"), ((f"--python={python3}",), "of --python")):
         server = place.server(*options, package=False)
         server.environment["PATH"] = f"{python3.parent}:{os.environ['PATH']}"
         with server:
-            state, reason = loaded(server, "m")["m"]
+            outcome = loaded(server, "m", "own")
+            assert f"'{own}' (in the model's directory) does not have; " in outcome["own"][1]
+            assert outcome["own"][1].endswith("; or remove this environment to use the interpreter of --python")
+            state, reason = outcome["m"]
             assert state == "UNAVAILABLE" and reason == (
-                f"model 'm' needs the Python package 'pharos-worker', which '{python3}' ({by}) does not have; run: {python3} -m "
-                "pip install ./worker/python, in the server's source tree"
+                f"model 'm' needs the Python package 'pharos-worker', which '{python3}' ({by}) does not have; run '{python3} -m "
+                f"pip install PACKAGE', {USUAL}"
             )
     with place.server("--python=/nonexistent/python3") as server:
-        state, reason = loaded(server, "m")["m"]
+        state, reason = loaded(server, "m", "own")["m"]
         assert "the Python interpreter '/nonexistent/python3' (of --python) does not exist" in reason
 
 
@@ -308,8 +316,8 @@ def test_workers_of_other_builds_and_models_that_fail(place):
     with place.server() as server:
         outcome = loaded(server, "refused", "other", "dies")
         assert outcome["refused"] == ("UNAVAILABLE", "ModuleNotFoundError: No module named 'torch'")
-        assert "does not match this server (frontend and worker are of different builds: wire versions 8 and 7); run: " in outcome["other"][1]
-        assert HELP in outcome["other"][1]
+        assert "does not match this server (frontend and worker are of different builds: wire versions 8 and 7); run '" in outcome["other"][1]
+        assert f"-m pip install --force-reinstall PACKAGE', {USUAL}" in outcome["other"][1]
         assert outcome["dies"] == ("UNAVAILABLE", "Stub process 'dies_0' is not healthy. The worker process ended: exit status 5")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from harness import onnx_file
 from harness.inference import one
-from harness.models import write
+from harness.models import IO, write
 from harness.onnx_file import node
 from harness.processes import held
 from harness.server import BROKEN, alive, children, total
@@ -318,14 +318,38 @@ def test_models_that_do_not_load_do_not_affect_others(start):
     # A missing version is a warning, as in Triton.
     assert [(entry["version"], entry["state"]) for entry in index["some_versions"]] == [("1", "READY")]
     assert "version 7 is specified in 'version_policy'" in server.log.read_text()
+    eventually("the start is logged", lambda: "serving, not ready: not all models are ready" in server.log.read_text())
+    assert not IS_READY.search(server.log.read_text())
     server.stop()
+
+
+NAMELESS = 'backend: "builtin"\nparameters { key: "function" value { string_value: "identity" } }' + IO
+"""The configuration of a model whose name is that of its directory."""
+IS_READY = re.compile(r" INFO ready$", re.M)
+"""The line of the log that reports a server that is ready."""
 
 
 def test_loose_readiness(start):
     """`--strict-readiness=false`: the server is ready although a model is not."""
     server = start([], "--exit-on-error=false", "--strict-readiness=false", repository=BROKEN, wait=False)
     server.wait_until_ready()
+    eventually("the start is logged", lambda: IS_READY.search(server.log.read_text()))
     server.stop()
+
+
+@pytest.mark.parametrize("namespaces", [False, True], ids=["one namespace", "namespaces"])
+@pytest.mark.parametrize("name", ["a\\b", "a\nb", "  "])
+def test_a_directory_whose_name_no_model_may_have(start, tmp_path, name, namespaces):
+    """Its reason is the name and what is allowed, not that the repository lacks it."""
+    for model in ("good", name):
+        write(tmp_path / "models", model, NAMELESS)
+    options = ["--exit-on-error=false", *(["--model-namespacing=true"] if namespaces else [])]
+    server = start([], *options, repository=tmp_path / "models", wait=False)
+    server.wait_until_ready("/v2/models/good/ready")
+    entries = eventually("the model was tried", lambda: [e for e in server.index().get(name, []) if e.get("reason")])
+    reason = entries[0]["reason"]
+    assert "odel name" in reason and reason.endswith(f": rename its directory in '{tmp_path / 'models'}'"), reason
+    assert "is not in" not in reason
 
 
 def test_exit_on_error_is_the_default(start):

@@ -5,6 +5,8 @@ The expected answers are in the tables (`request_table.py`, `error_table.py`) or
 
 from dataclasses import dataclass
 
+TOO_LARGE = ": send fewer rows in a request, or raise max_batch_size in the model's config.pbtxt"
+"""What follows Triton's text about a request with too many rows."""
 OWN_PARAMETERS = {"engine"}
 """Keys that only this server's answers have. The configuration's parameter `engine` names the library and the version that
 execute the model, so that users need not read logs; Triton's clients ignore unknown parameters."""
@@ -184,6 +186,11 @@ DIFFERENCES = [
     Difference(
         ("tensor: unknown datatype", "tensor: datatype in lower case"),
         "Triton's text, followed by the given datatype and the allowed ones.",
+    ),
+    Difference(
+        ("tensor: batch too large", "tensor: shape without batch"),
+        "Triton's text, followed by what to change.",
+        fragment=f"inference request batch-size must be <= 8 for 'simple'{TOO_LARGE}",
     ),
     Difference(("json: FP16 out",), "Triton's text ends before the output's name."),
     Difference(

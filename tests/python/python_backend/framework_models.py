@@ -88,6 +88,15 @@ def sklearn(folder: Path):
         {"input": few},
         {"predict": model.predict(few)[:, None], "predict_proba": model.predict_proba(few)},
     )
+    model = LogisticRegression().fit(rows, classes)
+    # As after a fit with a table of pandas.
+    model.feature_names_in_ = np.array(["length", "width", "height", "weight"], object)
+    joblib.dump(model, place(folder, "named_features", "model.joblib", 'backend: "sklearn"\n'))
+    case(
+        "named_features",
+        {"input": few},
+        {"predict": model.predict(few)[:, None], "predict_proba": model.predict_proba(few)},
+    )
     texts = ["a good day", "a bad day", "good good", "bad luck", "grün ist good"]
     model = make_pipeline(TfidfVectorizer(), LogisticRegression()).fit(texts, [1, 0, 1, 0, 1])
     config = 'backend: "sklearn"\nmax_batch_size: 16\n' + entry("input", "text", "STRING", [1])

@@ -237,8 +237,9 @@ FRAME = re.compile(r"^  (.*)\((\d+)\): (.*)$", re.M)
 OBJECT = re.compile(r"<[\w. ]*(?:InferenceResponse|Tensor object)[^>]*>")
 MORE = re.compile(
     r"(NumPy dtype is not supported)[.:].*|(unexpected inference input '[^']*' for model '[^']*'), allowed inputs are: .*"
+    r"|(batch-size must be <= \d+ for '[^']*'): .*"
 )
-"""Texts that are longer than Triton's: they continue with the value or with the allowed inputs."""
+"""Texts that are longer than Triton's: they continue with the value, the allowed inputs or what to change."""
 
 
 def traceback(text: str) -> str:
@@ -255,9 +256,10 @@ reports INTERNAL there, this server the code of the called model."""
 
 
 def plain(value):
-    """Returns an answer without the parts in which the servers may differ: frames of tracebacks, keys of the configuration."""
+    """Returns an answer without the parts in which the servers may differ: frames of tracebacks, keys of the configuration,
+    and what follows Triton's text."""
     if isinstance(value, str):
-        return MORE.sub(lambda found: found[1] or found[2], traceback(value))
+        return MORE.sub(lambda found: found[1] or found[2] or found[3], traceback(value))
     if isinstance(value, list):
         return [plain(item) for item in value]
     if isinstance(value, dict):

@@ -117,6 +117,20 @@ def test_a_model_without_a_configuration_batches(served):
     assert not told or "dynamic_batching" not in config(told), config(told)
 
 
+def test_named_features_are_logged_once(served):
+    """The columns of a model that was trained with a table of named columns are logged at its load, and its batches log nothing."""
+    server, cases, framework = served
+    if framework != "sklearn":
+        pytest.skip("only scikit-learn warns about missing names")
+    model, inputs, outputs = next(case for case in cases if case[0] == "named_features")
+    for _ in range(20):
+        assert ask(server, model, inputs, outputs)[0] == 200
+    lines = [line for line in server.log.read_text().splitlines() if "named_features" in line or "feature names" in line]
+    assert [line for line in lines if "warn" in line.lower()] == []
+    (names,) = (line for line in lines if "columns of the input" in line)
+    assert ", in this order, the features length, width, height, weight instance=" in names
+
+
 REASONS = {
     "no_model": ("cannot load",),
     "no_file": ("has no file in", "model.joblib, model.pkl"),

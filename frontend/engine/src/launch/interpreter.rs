@@ -13,6 +13,9 @@ use super::archive::{self, Cache, Environment};
 use super::backends::absolute;
 use super::{ENVIRONMENT, Launch, MODEL_DIRECTORY, Model, Program, activation, sandbox};
 
+/// The version of the server and of the wheel that contains it.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
 /// A Python interpreter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Interpreter {
@@ -26,20 +29,26 @@ pub(crate) struct Interpreter {
 }
 
 impl Interpreter {
-    /// Returns the command that installs the package for it; `options` are further options of pip.
+    /// Returns what makes a model run: the command that installs the package for this interpreter, or another interpreter.
+    /// `options` are further options of pip.
     pub(crate) fn remedy(&self, options: &str) -> String {
-        let install = |python: &dyn fmt::Display| {
-            format!("{python} -m pip install {options}./worker/python, in the server's source tree")
-        };
-        match &self.archive {
+        let install = match &self.archive {
             // The unpacked environment is only a copy of the archive.
             Some(archive) => format!(
-                "run: {} and in the environment that is packed into '{}', and pack it again",
-                install(&"python3"),
+                "'python3 -m pip install {options}PACKAGE' in the environment that is packed into '{}' and pack it again",
                 archive.display()
             ),
-            None => format!("run: {}", install(&self.path.display())),
-        }
+            None => format!("'{} -m pip install {options}PACKAGE'", self.path.display()),
+        };
+        let otherwise = match self.by {
+            BY_PARAMETER => "remove the parameter EXECUTION_ENV_PATH to use the interpreter of --python",
+            BY_FOLDER => "remove this environment to use the interpreter of --python",
+            _ => "choose an interpreter that has the package with --python",
+        };
+        format!(
+            "run {install}, where PACKAGE is the wheel of this server \
+             (pharos_server-{VERSION}-*.whl) or, in its source tree, ./worker/python; or {otherwise}"
+        )
     }
 }
 

@@ -7,6 +7,8 @@ that method; any other output contains the result of `predict`. Each method is c
 A joblib file is a pickle, and loading it can execute arbitrary code. Serve only files that you trust.
 """
 
+import warnings
+
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -15,6 +17,10 @@ from pharos_worker.runners import files
 ENGINE = None
 """The library version for logs and the served configuration; set when a model is loaded."""
 FILES = ("model.joblib", "model.pkl")
+NO_NAMES = "X does not have valid feature names"
+"""The start of the warning of an estimator that was fitted with named columns and gets an array."""
+LONGEST = 1000
+"""The maximum number of characters of the listed features in the log."""
 METHODS = ("predict", "predict_proba", "predict_log_proba", "decision_function", "transform")
 
 
@@ -30,6 +36,21 @@ def load(directory, config):
     except Exception as error:
         # A pickle can raise any exception; the error must name the file.
         raise pb_utils.TritonModelException(f"cannot load {path}: {type(error).__name__}: {error}") from None
+
+
+def accept_rows_without_names(estimator):
+    """Logs once that columns are taken by position if the estimator was fitted with a table of named columns. Otherwise
+    scikit-learn warns at each call: its own `warnings.catch_warnings` makes Python forget which warnings it has shown."""
+    warnings.filterwarnings("ignore", NO_NAMES, UserWarning)
+    names = getattr(estimator, "feature_names_in_", None)
+    if names is not None:
+        listed = ", ".join(map(str, names))
+        pb_utils.Logger.log_info(f"the columns of the input are, in this order, the features {shortened(listed)}")
+
+
+def shortened(text):
+    """Returns a text that fits into a line of the log."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
 def method_of(name):
@@ -58,6 +79,7 @@ class TritonPythonModel:
     def auto_complete_config(auto_complete_model_config):
         config = auto_complete_model_config.as_dict()
         estimator = load(pb_utils.get_model_dir(), config)
+        warnings.filterwarnings("ignore", NO_NAMES, UserWarning)
         features = getattr(estimator, "n_features_in_", None)
         if features is None:
             # The number of inputs is unknown, for example of a pipeline over texts.
@@ -75,6 +97,7 @@ class TritonPythonModel:
     def initialize(self, args):
         config = files.configuration(args)
         self.estimator = load(pb_utils.get_model_dir(), config)
+        accept_rows_without_names(self.estimator)
         self.batched = config.get("max_batch_size", 0) > 0
         self.inputs = files.names(config, "input")
         if len(self.inputs) != 1:

@@ -1,0 +1,80 @@
+"""OpenAI's client, unmodified: it lists and finds the models, and learns which of its APIs this server does not have."""
+
+import json
+
+import openai
+import pytest
+
+from security.access_table import HTTP
+
+UNAVAILABLE = {
+    "/v1/chat/completions": lambda client: client.chat.completions.create(
+        model="simple", messages=[{"role": "user", "content": "hello"}]
+    ),
+    "/v1/completions": lambda client: client.completions.create(model="simple", prompt="hello"),
+    "/v1/responses": lambda client: client.responses.create(model="simple", input="hello"),
+    "/v1/embeddings": lambda client: client.embeddings.create(model="simple", input="hello"),
+    "/v1/moderations": lambda client: client.moderations.create(input="hello"),
+    "/v1/images/generations": lambda client: client.images.generate(prompt="a cat"),
+    "/v1/images/edits": lambda client: client.images.edit(prompt="a cat", image=b"x"),
+    "/v1/images/variations": lambda client: client.images.create_variation(image=b"x"),
+    "/v1/audio/speech": lambda client: client.audio.speech.create(model="simple", voice="alloy", input="hello"),
+    "/v1/audio/transcriptions": lambda client: client.audio.transcriptions.create(model="simple", file=b"x"),
+    "/v1/audio/translations": lambda client: client.audio.translations.create(model="simple", file=b"x"),
+}
+"""The calls of the client that send requests to models, by path."""
+OTHER_CLIENTS = {"/v1/rerank", "/v1/score"}
+"""Paths of servers that extend OpenAI's API; its client does not call them."""
+GENERATING = {"/v1/chat/completions", "/v1/completions", "/v1/responses"}
+"""The paths whose answers are generated text."""
+
+
+def client_of(server, key="none") -> openai.OpenAI:
+    """Returns a client that does not repeat requests."""
+    return openai.OpenAI(base_url=f"http://{server.http}/v1", api_key=key, max_retries=0)
+
+
+@pytest.mark.smoke
+def test_models_are_listed_and_found(server):
+    """The client's list has the same models as that of KServe's v1. Both read the same answers."""
+    status, text = server.get("/v1/models")
+    names = json.loads(text)["models"]
+    assert status == 200 and {"simple", "digits"} <= set(names)
+    with client_of(server) as client:
+        listed = client.models.list()
+        assert listed.object == "list" and [model.id for model in listed] == names
+        for model in [*listed.data, client.models.retrieve("simple")]:
+            assert (model.object, model.owned_by) == ("model", "triton")
+            # A time in seconds, not in milliseconds.
+            assert 1_600_000_000 < model.created < 10_000_000_000
+        assert client.models.retrieve("simple").id == "simple"
+        with pytest.raises(openai.NotFoundError):
+            client.models.retrieve("unknown")
+
+
+def test_the_api_key_is_a_token(start, tmp_path):
+    """The client sends its key as a bearer token. Only the management token may list models."""
+    (tmp_path / "tokens").write_text("manage-1\n")
+    server = start(["identity_fp32"], f"--management-token-file={tmp_path / 'tokens'}")
+    with client_of(server) as client, pytest.raises(openai.AuthenticationError):
+        client.models.list()
+    with client_of(server, "manage-1") as client:
+        assert [model.id for model in client.models.list()] == ["identity_fp32"]
+
+
+@pytest.mark.parametrize("path", UNAVAILABLE)
+def test_an_unavailable_api_says_what_to_use(server, path):
+    """The client raises an error with the path and with what this server has instead."""
+    with client_of(server) as client, pytest.raises(openai.NotFoundError) as raised:
+        UNAVAILABLE[path](client)
+    error = raised.value
+    instead = "/v2/models/MODEL/generate" if path in GENERATING else "/v2/models/MODEL/infer"
+    assert f"this server does not have OpenAI's API {path} yet: send POST {instead} or " in error.message
+    assert error.body["type"] == "invalid_request_error", "the client reads OpenAI's form"
+
+
+def test_every_unavailable_path_is_tested():
+    """The calls above and the table of routes have the same paths."""
+    rows = [line.split() for line in HTTP.strip().splitlines()]
+    declared = {path for _, path, route, _, status in rows if route == "Infer" and path.startswith("/v1/") and status == "404"}
+    assert {path for path in declared if "/models/" not in path} == UNAVAILABLE.keys() | OTHER_CLIENTS
