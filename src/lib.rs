@@ -21,6 +21,7 @@ pub mod load_report;
 pub mod metrics;
 pub mod model;
 pub mod otlp;
+pub mod printable;
 pub mod region;
 pub mod repository;
 pub mod request_trace;

@@ -14,7 +14,7 @@ use crate::error::{ErrorCode, InferError, Reason};
 use crate::model::VersionPolicy;
 
 pub use attempts::{Attempts, Pauses};
-pub use load::{Kind as LoadParameter, Override};
+pub use load::{Kind as LoadParameter, LoadScope, Override};
 pub use on_demand::{LOAD_PARAMETER, MIN_LOADED_PARAMETER, ON_DEMAND, ON_DEMAND_VALUE};
 pub use plan::{Change, Stamp, VersionFingerprint, changes};
 pub use uses::Uses;

@@ -422,6 +422,7 @@ fn settings(
                 false => loader::AtStart::Named(options.models.load_model.clone()),
             },
             config_name: options.models.config_name.clone(),
+            load_limits: options.models.load_limits(),
             load_threads: options.models.load_thread_count as usize,
             load_retries: options.models.load_retry_count,
             start_timeout: options.workers.worker_start_timeout_secs,

@@ -10,24 +10,6 @@ use super::{agents, autocomplete, json, normalize, onnx, proto, text, validate, 
 /// The parameter that decides whether a model runs in a sandbox.
 pub const SANDBOX: &str = "sandbox";
 
-/// The options of ONNX Runtime's accelerators that are plain values. Others may name files, such as `trt_extra_plugin_lib_paths`.
-const PLAIN_OPTIONS: [&str; 14] = [
-    "arena_extend_strategy",
-    "cudnn_conv_algo_search",
-    "device_type",
-    "gpu_mem_limit",
-    "int8_use_native_calibration_table",
-    "max_cached_engines",
-    "max_workspace_size_bytes",
-    "minimum_segment_size",
-    "num_of_threads",
-    "num_streams",
-    "precision",
-    "precision_mode",
-    "use_cuda_graph",
-    "use_tf32",
-];
-
 /// A configuration that follows the schema. Its content is not checked: fields may be missing or contradict each other.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Draft {
@@ -91,32 +73,6 @@ impl Draft {
         };
         let has_signature = name.rsplit_once('.').is_some_and(|(_, ending)| onnx::EXTENSIONS.contains(&ending));
         (may_be_onnx && has_signature).then_some(name)
-    }
-
-    /// Returns whether a model of this configuration can run other code than that of the server: its backend is not one of those
-    /// that only read the model's file, or is not named, or the configuration decides about the sandbox or names other files.
-    pub fn can_run_code(&self) -> bool {
-        let proto::ModelConfig { backend, platform, parameters, .. } = &self.proto;
-        let reads_files = match backend.as_str() {
-            "" => matches!(platform.as_str(), "ensemble" | "onnxruntime_onnx"),
-            name => matches!(name, "builtin" | "onnxruntime" | "tract"),
-        };
-        !reads_files || parameters.contains_key(SANDBOX) || self.names_files()
-    }
-
-    /// Returns whether the configuration names files that ONNX Runtime reads, loads as libraries or writes: libraries of operators,
-    /// and options that it gets unchanged and that are not known to be plain values.
-    fn names_files(&self) -> bool {
-        let proto::ModelConfig { model_operations, optimization, parameters, .. } = &self.proto;
-        let libraries = model_operations.as_ref().is_some_and(|all| !all.op_library_filename.is_empty());
-        let accelerators = optimization.as_ref().and_then(|all| all.execution_accelerators.as_ref());
-        let mut of_gpus_and_processors = accelerators
-            .into_iter()
-            .flat_map(|all| all.gpu_execution_accelerator.iter().chain(&all.cpu_execution_accelerator));
-        let plain = |key: &String| PLAIN_OPTIONS.contains(&key.as_str());
-        let options = of_gpus_and_processors.any(|one| !one.parameters.keys().all(plain));
-        let entry = |key: &String| key.starts_with("session.") && (key.contains("file") || key.contains("path"));
-        libraries || options || parameters.keys().any(entry)
     }
 
     /// Encodes the draft as protobuf bytes of `inference.ModelConfig`.

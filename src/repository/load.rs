@@ -38,6 +38,15 @@ impl Kind {
     }
 }
 
+/// What a client's load may bring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoadScope {
+    /// Files and configurations that run code.
+    Code,
+    /// Settings of a model of the repositories.
+    Settings,
+}
+
 /// A configuration and optional files that replace the repository's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Override {

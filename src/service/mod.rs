@@ -192,6 +192,12 @@ pub trait Service: Send + Sync + 'static {
     /// Returns whether directories can be registered as models.
     fn registers_directories(&self) -> bool;
 
+    /// Checks that a request may load a model from a place outside of the repositories: `from` is a directory or a URL.
+    ///
+    /// # Errors
+    /// The operator does not permit it.
+    fn check_registration(&self, model: &str, from: &str) -> Result<(), InferError>;
+
     /// Registers directories as models by name, all or none of them. They are loaded by [`Service::load_model`].
     ///
     /// # Errors

@@ -6,6 +6,7 @@ use std::fmt::Write;
 use serde::Serialize;
 
 use super::read::Trace;
+use crate::printable::printable;
 use crate::request_trace::Activity;
 
 /// How several intervals of a stage become one duration.
@@ -151,7 +152,12 @@ fn stage(stage: &'static str, mut times: Vec<u64>) -> Option<Stage> {
 pub fn table(models: &[Model]) -> String {
     let mut out = String::new();
     for Model { model, version, traces, steps, not_executed, failed, unfinished, stages } in models {
-        let _ = write!(out, "{model} version {version}: {traces} trace{}", if *traces == 1 { "" } else { "s" });
+        let _ = write!(
+            out,
+            "{} version {version}: {traces} trace{}",
+            printable(model),
+            if *traces == 1 { "" } else { "s" }
+        );
         for (count, what) in [
             (steps, "steps of ensembles"),
             (not_executed, "not executed (cache or steps)"),

@@ -93,7 +93,7 @@ pub(crate) const LAYERINGS: &[Layering] = &[
                 "id",
                 "error",
             ]),
-            independent(&["named_enum"]),
+            independent(&["named_enum", "printable"]),
         ],
     },
     Layering {

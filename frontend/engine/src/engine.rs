@@ -9,6 +9,8 @@ mod trace;
 mod uploads;
 mod workers;
 
+pub use uploads::Uploads;
+
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
@@ -93,8 +95,8 @@ pub struct Engine {
     inner: Arc<Inner>,
     /// Translates model names of clients; `None` if clients use the repository's names.
     naming: Option<Arc<dyn Naming>>,
-    /// Whether loads may bring files and configurations that run code.
-    uploads: bool,
+    /// What loads of its clients may bring.
+    uploads: Uploads,
 }
 
 impl Engine {
@@ -114,12 +116,12 @@ impl Engine {
         let (phase, tokens) = (AtomicU8::new(LOADING), OnceLock::new());
         let inner = Inner { settings, cache, loader, shared_memory, traces, latest, load_reports, phase, tokens };
         let inner = Arc::new(inner);
-        Ok(Self { inner, naming: None, uploads: false })
+        Ok(Self { inner, naming: None, uploads: Uploads::default() })
     }
 
-    /// Returns the server for clients whose loads may bring files and configurations that run code, if `permitted`.
-    pub fn with_uploads(&self, permitted: bool) -> Self {
-        Self { uploads: permitted, ..self.clone() }
+    /// Returns the server for clients whose loads may bring this.
+    pub fn with_uploads(&self, uploads: Uploads) -> Self {
+        Self { uploads, ..self.clone() }
     }
 
     /// Loads all models. Returns the names and reasons of those that could not be loaded.

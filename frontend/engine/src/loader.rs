@@ -5,6 +5,7 @@
 
 mod change;
 mod checksums;
+mod client_configuration;
 mod configure;
 mod control;
 mod dependents;
@@ -26,6 +27,7 @@ use std::time::Duration;
 
 use pharos::id::bare_name;
 use pharos::metrics::cache::Cache;
+use pharos::model::LoadLimits;
 use pharos::repository::memory_budget::{Memory, MemoryBytes};
 use pharos::repository::{IndexEntry, ON_DEMAND, State, UNLOADED};
 use pharos::scheduler::rate_limiter::Limit;
@@ -43,6 +45,7 @@ use crate::scheduler::{Limits, Timer};
 use crate::serving::{ModelTable, Shared, Unfinished};
 use crate::store;
 use crate::store::{Stores, TemporaryDirectories};
+pub(crate) use client_configuration::brings_code;
 pub(crate) use control::exits;
 use control::{LoadRequest, Locks};
 use memory_budget::MemoryBudget;
@@ -122,6 +125,8 @@ pub struct Settings {
     pub at_start: AtStart,
     /// The name NAME of `configs/NAME.pbtxt`, which replaces a model's configuration if it exists.
     pub config_name: Option<String>,
+    /// What configurations that clients send with a load may ask for.
+    pub load_limits: LoadLimits,
     /// The number of models that are loaded at the same time.
     pub load_threads: usize,
     /// The number of retries of loading a version.

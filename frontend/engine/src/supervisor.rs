@@ -46,8 +46,8 @@ use instances::InstanceHealth;
 pub(crate) use instances::{InstanceStatus, Instances};
 use outage::{Loss, Next};
 use running::{DeviceShare, Running, next_event, redefine};
-pub(crate) use warmup::WarmUp;
 use warmup::warm_up_failed;
+pub(crate) use warmup::{WarmUp, WarmUpBatch};
 
 /// The interval of trimming memory, draining samples and checking execution times.
 const TICK: Duration = Duration::from_millis(500);
@@ -83,7 +83,7 @@ pub(crate) struct Plan {
     pub(crate) spin_us: u32,
     pub(crate) settings: Settings,
     pub(crate) cache: Arc<Cache>,
-    /// The requests that each instance executes before it is ready.
+    /// The warm-ups of each instance.
     pub(crate) warmups: Vec<WarmUp>,
     /// The models that its workers may call.
     pub(crate) models: Weak<dyn Models>,
@@ -357,10 +357,10 @@ impl Instance {
                     Self::registered(running, &loaded);
                     (running.loaded, running.has_loaded) = (Some(loaded), true);
                 }
-                self.warm_up(0, machine, running);
+                self.warm_up(0, None, machine, running).await;
             }
             Event::WarmUpFailed(error) => warm_up_failed(running, error),
-            Event::WarmedUp(done) => self.warmed_up(&done, machine, running),
+            Event::WarmedUp(done) => self.warmed_up(&done, machine, running).await,
             Event::LoadFailed(reason) => {
                 let reason = process::why_not_loaded(&self.plan.launch, &self.driver.model.name, reason);
                 machine.load_failed(reason, clock::now());

@@ -15,7 +15,6 @@ use http::{HeaderMap, StatusCode, Uri};
 use percent_encoding::percent_decode_str;
 use pharos::metrics::exposition::{Encoding, Names};
 use pharos::service::{Route, SharedService};
-use pharos_os::blocking;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
@@ -23,6 +22,7 @@ use super::compression::{Coding, compress};
 use super::headers::text;
 use super::{answer, dashboard};
 use pharos_listener::http_service::HttpService;
+use pharos_listener::renderings::{Rendered, Renderings};
 use pharos_listener::routing::{Builder, OpenOnly, Routes};
 use pharos_listener::{self as listener, PhaseReceiver};
 
@@ -40,21 +40,32 @@ pub fn serve(
 
 /// Returns the routes of `/metrics` and of the live page.
 pub fn router(service: SharedService) -> Routes<OpenOnly> {
-    let router = Builder::new(service, |_| wrong_method()).route("/metrics", Route::Metrics, get(metrics));
+    let renderings = Renderings::default();
+    let scrape = move |State(service): State<SharedService>, uri: Uri, headers: HeaderMap| {
+        let renderings = renderings.clone();
+        async move { metrics(&renderings, service, &uri, &headers).await }
+    };
+    let router = Builder::new(service, |_| wrong_method()).route("/metrics", Route::Metrics, get(scrape));
     dashboard::add_to(router).build(OpenOnly(elsewhere), |_| elsewhere())
 }
 
-async fn metrics(State(service): State<SharedService>, uri: Uri, headers: HeaderMap) -> Response {
-    let encoding = Encoding::negotiate(text(&headers, ACCEPT).as_deref());
+async fn metrics(renderings: &Renderings, service: SharedService, uri: &Uri, headers: &HeaderMap) -> Response {
+    let encoding = Encoding::negotiate(text(headers, ACCEPT).as_deref());
     let names = Names::of_query(uri.query().map_or_else(Vec::new, pairs));
-    let coding = Coding::of_response(text(&headers, ACCEPT_ENCODING).as_deref());
-    // Render on a blocking thread: thousands of series take milliseconds, which must not delay inference.
-    let rendered = blocking::run(move || {
-        let body = Bytes::from(service.scrape(encoding, &names));
+    let coding = Coding::of_response(text(headers, ACCEPT_ENCODING).as_deref());
+    let document = format!("{encoding:?} {coding:?} {names:?}");
+    // On a blocking thread: thousands of series take milliseconds, which must not delay inference.
+    let rendered = renderings.get(document, move || {
+        let mut body = service.scrape(encoding, &names);
+        body.shrink_to_fit();
+        let body = Bytes::from(body);
         let compressed = coding.name().and_then(|name| Some((name, compress(std::iter::once(&body), coding).ok()?)));
-        compressed.map_or((None, body), |(name, compressed)| (Some(name), compressed))
+        match compressed {
+            Some((name, body)) => Rendered { coding: Some(name), body },
+            None => Rendered { coding: None, body },
+        }
     });
-    let Ok((coding, body)) = rendered.await else {
+    let Ok(Rendered { coding, body }) = rendered.await else {
         let sentence = "Failed to render the metrics.\n";
         return answer::with_body(StatusCode::INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", sentence);
     };

@@ -19,6 +19,7 @@ pub mod load_report;
 pub mod observed_body;
 pub mod receiving;
 mod refusal;
+pub mod renderings;
 mod request_body;
 pub mod request_log;
 pub mod request_trace;

@@ -8,6 +8,7 @@ use clap::{ArgAction, ArgMatches, Args};
 
 use super::backend_setting::{BackendSetting, backend_setting};
 use super::{MODELS, boolean, positive_seconds, whole};
+use pharos::model::LoadLimits;
 use pharos_engine::store::{Location, Locations};
 
 /// The model repository.
@@ -57,6 +58,19 @@ pub struct Models {
     /// request requires a token or a key of a restricted API, else false]
     #[arg(id = "allow-model-upload", long = "allow-model-upload", value_name = "BOOL", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_ALLOW_MODEL_UPLOAD", value_parser = boolean, help_heading = MODELS)]
     pub allow_upload: Option<bool>,
+    /// Maximum number of instances, over all versions, that a configuration sent with a load may ask for, or a request that scales a
+    /// TorchServe model; 0 for no limit. A model's own configuration is not limited
+    #[arg(id = "load-request-max-instances", long = "load-request-max-instances", value_name = "N", default_value_t = 128, env = "PHAROS_LOAD_REQUEST_MAX_INSTANCES", help_heading = MODELS)]
+    pub load_request_max_instances: u64,
+    /// Maximum number of bytes of the largest warm-up sample of a configuration sent with a load, over all instances; 0 for no limit
+    #[arg(id = "load-request-max-warmup-byte-size", long = "load-request-max-warmup-byte-size", value_name = "BYTES", default_value_t = 512 << 20, env = "PHAROS_LOAD_REQUEST_MAX_WARMUP_BYTE_SIZE", help_heading = MODELS)]
+    pub load_request_max_warmup: u64,
+    /// Maximum number of priority levels, sequences in batches and limits of queues in a configuration sent with a load; 0 for no limit
+    #[arg(id = "load-request-max-queue-size", long = "load-request-max-queue-size", value_name = "N", default_value_t = 65536, env = "PHAROS_LOAD_REQUEST_MAX_QUEUE_SIZE", help_heading = MODELS)]
+    pub load_request_max_queue: u64,
+    /// Maximum number of threads of an ONNX Runtime session that a configuration sent with a load may ask for; 0 for no limit
+    #[arg(id = "load-request-max-threads", long = "load-request-max-threads", value_name = "N", default_value_t = 256, env = "PHAROS_LOAD_REQUEST_MAX_THREADS", help_heading = MODELS)]
+    pub load_request_max_threads: u64,
     /// Maximum number of models to load concurrently, at start and by requests
     #[arg(id = "model-load-thread-count", long = "model-load-thread-count", value_name = "N", default_value_t = 4, env = "PHAROS_MODEL_LOAD_THREAD_COUNT", value_parser = whole(1..=1024u32), help_heading = MODELS)]
     pub load_thread_count: u32,
@@ -116,6 +130,16 @@ impl ControlMode {
 }
 
 impl Models {
+    /// Returns what configurations that clients send with a load may ask for.
+    pub fn load_limits(&self) -> LoadLimits {
+        LoadLimits {
+            instances: self.load_request_max_instances,
+            warmup_bytes: self.load_request_max_warmup,
+            queue_size: self.load_request_max_queue,
+            threads: self.load_request_max_threads,
+        }
+    }
+
     /// Returns the maximum batch size that auto-complete sets (`--backend-config [BACKEND,]default-max-batch-size=N`). A
     /// setting of the backend takes precedence over a general one, and a later one over an earlier one.
     pub fn default_max_batch_size(&self, backend: &str) -> u32 {

@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use pharos::printable::printable;
 use pharos_os::client::{BlockingTls, ClientTls};
 
 use crate::cli::{Certificates, Http};
@@ -28,7 +29,7 @@ pub(crate) fn run(
     match ready(address.unwrap_or(&here), server_name, certificates) {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => {
-            eprintln!("{reason}");
+            eprintln!("{}", printable(&reason));
             ExitCode::FAILURE
         }
     }

@@ -4,6 +4,7 @@ use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 use pharos::metrics::catalog::{SHIPPED, listing};
+use pharos::printable::printable_lines;
 use pharos_telemetry::metrics::read;
 
 use crate::cli::MetricsCommand;
@@ -13,12 +14,16 @@ pub(crate) fn run(command: &MetricsCommand) -> ExitCode {
     let answer = match command {
         MetricsCommand::Check { file } => read(Some(file)).map(|catalog| {
             for warning in catalog.warnings() {
-                eprintln!("{}: warning: {warning}", file.display());
+                eprintln!("{}", printable_lines(&format!("{}: warning: {warning}", file.display())));
             }
-            format!("{}: {}\n", file.display(), listing::summary_of_file(&catalog))
+            printable_lines(&format!("{}: {}\n", file.display(), listing::summary_of_file(&catalog))).into_owned()
         }),
         MetricsCommand::Default => Ok(SHIPPED.to_owned()),
-        MetricsCommand::List { file, format } => read(file.as_deref()).map(|catalog| listing::list(&catalog, *format)),
+        MetricsCommand::List { file, format } => read(file.as_deref()).map(|catalog| {
+            let listed = listing::list(&catalog, *format);
+            // JSON has escapes of its own.
+            if *format == listing::Form::Json { listed } else { printable_lines(&listed).into_owned() }
+        }),
     };
     print(answer)
 }
@@ -41,12 +46,12 @@ pub(super) fn print(answer: Result<String, String>) -> ExitCode {
         Ok(text) => match write_out(&text) {
             Ok(()) => ExitCode::SUCCESS,
             Err(reason) => {
-                eprintln!("{reason}");
+                eprintln!("{}", printable_lines(&reason));
                 ExitCode::FAILURE
             }
         },
         Err(reason) => {
-            eprintln!("{}", reason.replacen("--metrics-config ", "", 1));
+            eprintln!("{}", printable_lines(&reason.replacen("--metrics-config ", "", 1)));
             ExitCode::FAILURE
         }
     }

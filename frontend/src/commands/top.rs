@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use pharos::printable::printable;
+
 use crate::cli::Top;
 
 /// Runs the command.
@@ -9,7 +11,7 @@ pub(crate) fn run(command: &Top) -> ExitCode {
     match pharos_top::run(command.options()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => {
-            eprintln!("{reason}");
+            eprintln!("{}", printable(&reason));
             ExitCode::FAILURE
         }
     }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use pharos::printable::printable;
 use pharos::trace::read::{Trace, read};
 use pharos::trace::{chrome, summary};
 
@@ -21,7 +22,7 @@ pub(crate) fn run(command: &TraceCommand) -> ExitCode {
 }
 
 fn failed(reason: &str) -> ExitCode {
-    eprintln!("pharos trace: {reason}");
+    eprintln!("pharos trace: {}", printable(reason));
     ExitCode::FAILURE
 }
 
@@ -45,10 +46,10 @@ fn read_all(files: &[PathBuf]) -> Result<Vec<Trace>, String> {
         let bytes = std::fs::read(path).map_err(|error| wrong(&error))?;
         let found = read(&bytes).map_err(|error| wrong(&error))?;
         if found.truncated {
-            eprintln!("{}", wrong(&"the file is cut off; only its complete records are read"));
+            eprintln!("{}", printable(&wrong(&"the file is cut off; only its complete records are read")));
         }
         if found.broken > 0 {
-            eprintln!("{}", wrong(&format!("skipped {} records that are not valid JSON", found.broken)));
+            eprintln!("{}", printable(&wrong(&format!("skipped {} records that are not valid JSON", found.broken))));
         }
         let base = all.iter().map(|trace| trace.id).max().unwrap_or(0);
         all.extend(found.traces.into_iter().map(|mut trace| {

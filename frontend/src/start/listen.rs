@@ -4,6 +4,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use pharos::access::Restrictions;
 use pharos::metrics::labels::{Credentials, Listener};
@@ -23,6 +24,7 @@ use pharos_listener as listener;
 use pharos_listener::access::{Access, Forward};
 use pharos_listener::receiving::Budget;
 use pharos_listener::receiving::grpc::Limits as MessageLimits;
+use pharos_listener::renderings::MAX_SCRAPE_WRITE;
 use pharos_listener::response_timing::ResponseTiming;
 use pharos_listener::{HttpVersions, Limits, Phase, PhaseReceiver, Tls};
 use pharos_os::descriptors;
@@ -33,6 +35,11 @@ use pharos_torchserve::ServerAccess;
 
 const HTTP_RESTRICTED: (&str, &str) = ("--http-restricted-api", "api");
 const GRPC_RESTRICTED: (&str, &str) = ("--grpc-restricted-protocol", "protocol");
+
+/// Returns the time limit for a scraper to read more of an answer; `write` is that of other clients, 0 for none.
+fn scrape_timeout(write: Duration) -> Duration {
+    if write.is_zero() { MAX_SCRAPE_WRITE } else { write.min(MAX_SCRAPE_WRITE) }
+}
 
 /// Serves on a listener that is bound, in a task.
 type Bound = Box<dyn FnOnce() -> Result<JoinHandle<()>, String>>;
@@ -132,7 +139,9 @@ impl Listeners<'_> {
         let wanted = (options.metrics_address(), options.metrics.port, false);
         let listener = bind("metrics", "--metrics-port", wanted)?;
         let tls = self.tls(Listener::Metrics, options.metrics_tls.options())?;
-        let connections = self.connections(Listener::Metrics, tls, options.http_clients.metrics_max_connections);
+        let most = options.http_clients.metrics_max_connections;
+        let mut connections = self.connections(Listener::Metrics, tls, most);
+        connections.limits.write = scrape_timeout(connections.limits.write);
         let (service, phases) = (Arc::new(self.engine.clone()), self.phases.clone());
         Ok(Box::new(move || Ok(http::metrics::serve(listener, service, connections, phases))))
     }

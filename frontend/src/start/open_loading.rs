@@ -7,13 +7,15 @@ use pharos::access::tokens::Scope;
 use pharos::access::{Api, Restrictions};
 
 use crate::cli::Options;
-use pharos_engine::engine::Engine;
+use pharos_engine::engine::{Engine, Uploads};
 use pharos_torchserve::{Plan, ServerAccess, Settings};
 
 /// Returns the server for the clients of a listener. Their loads may bring code if `--allow-model-upload` permits it; without that
-/// flag, if loading is protected.
+/// flag, if loading is protected. Requests of SageMaker and TorchServe, which name directories and archives, are then permitted too:
+/// both platforms protect their ports themselves.
 pub(super) fn with_uploads(engine: &Engine, options: &Options, protected: bool) -> Engine {
-    engine.with_uploads(options.models.allow_upload.unwrap_or(protected))
+    let permitted = options.models.allow_upload;
+    engine.with_uploads(Uploads { code: permitted.unwrap_or(protected), registrations: permitted.unwrap_or(true) })
 }
 
 /// Returns whether loading by request requires a token of the server or a key of a restricted API.
@@ -32,7 +34,10 @@ pub(super) fn warn(options: &Options, plan: Option<&Plan<Options>>, guards: &Ser
         None => of_clouds(options, guards),
         Some(plan) => of_torchserve(&plan.settings, guards),
     };
-    let runs_code = !registers.is_empty() || options.models.allow_upload == Some(true);
+    let runs_code = match options.models.allow_upload {
+        Some(allowed) => allowed,
+        None => !registers.is_empty(),
+    };
     open.extend(registers);
     if open.is_empty() {
         return;

@@ -50,9 +50,11 @@ impl Endpoints {
         addresses::check(&addresses::of_torchserve(&plan.options, &plan.settings))?;
         torchserve::check_addresses(&plan.settings)?;
         engine.cache().count_by_alias(torchserve::metric_naming(plan.settings.initial_worker_port));
-        let registry = Registry::new(Arc::new(engine.clone()), plan.settings.clone(), plan.repository.clone());
         let protected = plan.settings.token.is_some() || open_loading::is_protected(&server, &server.http);
         let engine = &open_loading::with_uploads(engine, &plan.options, protected);
+        let max_workers = plan.options.models.load_request_max_instances;
+        let registry =
+            Registry::new(Arc::new(engine.clone()), plan.settings.clone(), plan.repository.clone(), max_workers);
         let service = engine.with_naming(registry.clone());
         let start = Start {
             kserve: kserve(service.clone(), &plan.settings, (&budget, &timing))?,

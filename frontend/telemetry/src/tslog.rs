@@ -25,7 +25,7 @@ use pharos::timeline::Instant;
 
 use crate::log;
 use pharos_os::clock;
-use sink::{LogFile, Sink, Stdout};
+use sink::{Folder, LogFile, Sink, Stdout};
 
 /// The interval of writes while samples arrive. It bounds the delay between a response and its lines.
 const TICK: Duration = Duration::from_millis(3);
@@ -192,7 +192,8 @@ impl WriterThread {
         let wanted = self.cache.journal().is_enabled();
         if wanted && !self.open {
             let Settings { location, max_bytes, keep, .. } = &self.settings;
-            let open = |file| location.as_ref().map(|location| LogFile::open(file, location, (*max_bytes, *keep)));
+            let folder = location.as_deref().map(Folder::new);
+            let open = |file| folder.clone().map(|folder| LogFile::open(file, folder, (*max_bytes, *keep)));
             self.files = File::ALL.into_iter().filter_map(open).collect();
             self.open = true;
         }

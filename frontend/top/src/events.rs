@@ -162,7 +162,7 @@ mod tests {
     /// The events of scrapes that are a second apart: text and seconds.
     fn events(scrapes: &[&str]) -> Vec<(String, u64, u64)> {
         let scrapes: Vec<Scrape> =
-            (0..).zip(scrapes).map(|(second, text)| Scrape::new(text, Instant(second * 1_000_000_000))).collect();
+            (0..).zip(scrapes).map(|(second, text)| Scrape::new(text, Instant(second * 1_000_000_000), None)).collect();
         let mut events = VecDeque::new();
         for pair in scrapes.windows(2) {
             if let [before, now] = pair {

@@ -3,17 +3,39 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The name and the labels of a series.
+use pharos::printable::printable;
+
+/// The name and the labels of a series: one text, because a server may have a million series. The parts are separated by a character
+/// that no part contains, since control characters are escaped.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Key {
-    pub(crate) name: String,
-    labels: Vec<(String, String)>,
-}
+pub(crate) struct Key(Box<str>);
+
+const SEPARATOR: char = '\0';
 
 impl Key {
-    /// Returns the value of a label; empty without it.
+    fn new(name: &str, labels: &[(String, String)]) -> Self {
+        let mut text = printable(name).into_owned();
+        for part in labels.iter().flat_map(|(label, value)| [label, value]) {
+            text.push(SEPARATOR);
+            text.push_str(&printable(part));
+        }
+        Self(text.into())
+    }
+
+    /// Returns the name of the sample.
+    pub(crate) fn name(&self) -> &str {
+        self.0.split(SEPARATOR).next().unwrap_or_default()
+    }
+
+    /// Returns the value of a label, fit for a terminal; empty without the label.
     pub(crate) fn label(&self, name: &str) -> &str {
-        self.labels.iter().find(|(label, _)| label == name).map_or("", |(_, value)| value)
+        let mut parts = self.0.split(SEPARATOR).skip(1);
+        while let (Some(label), Some(value)) = (parts.next(), parts.next()) {
+            if label == name {
+                return value;
+            }
+        }
+        ""
     }
 }
 
@@ -24,7 +46,7 @@ pub(crate) type ModelKey = (String, String);
 /// server in the name of the model.
 pub(crate) fn model_key(key: &Key) -> ModelKey {
     let model = match (key.label("namespace"), key.label("model")) {
-        (namespace, model) if !namespace.is_empty() && key.name.starts_with("nv_") => format!("{namespace}/{model}"),
+        (namespace, model) if !namespace.is_empty() && key.name().starts_with("nv_") => format!("{namespace}/{model}"),
         (_, model) => model.to_owned(),
     };
     (model, key.label("version").to_owned())
@@ -33,15 +55,18 @@ pub(crate) fn model_key(key: &Key) -> ModelKey {
 /// The series of one sample name.
 pub(crate) type Family = Vec<(Arc<Key>, f64)>;
 
-/// Reads a scrape: sample name to its series, in the order of the text. Lines that are not valid are omitted.
-pub(crate) fn parse(text: &str) -> HashMap<String, Family> {
+/// Reads a scrape: sample name to its series, in the order of the text. Lines that are not valid are omitted. `known` returns the key of
+/// an earlier scrape, which is shared.
+pub(crate) fn parse(text: &str, known: impl Fn(&Key) -> Option<Arc<Key>>) -> HashMap<String, Family> {
     let mut families: HashMap<String, Family> = HashMap::new();
     for (key, value) in text.lines().filter_map(line) {
-        match families.get_mut(&key.name) {
-            Some(family) => family.push((Arc::new(key), value)),
-            None => drop(families.insert(key.name.clone(), vec![(Arc::new(key), value)])),
+        let key = known(&key).unwrap_or_else(|| Arc::new(key));
+        match families.get_mut(key.name()) {
+            Some(family) => family.push((key, value)),
+            None => drop(families.insert(key.name().to_owned(), vec![(key, value)])),
         }
     }
+    families.values_mut().for_each(Vec::shrink_to_fit);
     families
 }
 
@@ -57,7 +82,7 @@ fn line(line: &str) -> Option<(Key, f64)> {
         None => (Vec::new(), rest),
     };
     let value = rest.split_ascii_whitespace().next()?;
-    Some((Key { name: name.to_owned(), labels }, number(value)?))
+    Some((Key::new(name, &labels), number(value)?))
 }
 
 fn number(text: &str) -> Option<f64> {
@@ -115,7 +140,7 @@ mod tests {
     #[test]
     fn reads_names_labels_and_values() {
         let (key, value) = one(r#"a_total{model="m",version="1"} 2.5 1700000000"#);
-        assert_eq!((key.name.as_str(), key.label("model"), key.label("version"), value), ("a_total", "m", "1", 2.5));
+        assert_eq!((key.name(), key.label("model"), key.label("version"), value), ("a_total", "m", "1", 2.5));
         assert_eq!(key.label("other"), "");
         assert_eq!(one("up 1").1, 1.0);
         assert_eq!(one("a{} -Inf").1, f64::NEG_INFINITY);
@@ -125,7 +150,9 @@ mod tests {
     #[test]
     fn labels_may_contain_anything() {
         let (key, value) = one(r#"a{b="x\"} 1,\\\n",c = "}{"} 7"#);
-        assert_eq!((key.label("b"), key.label("c"), value), ("x\"} 1,\\\n", "}{", 7.0));
+        assert_eq!((key.label("b"), key.label("c"), value), ("x\"} 1,\\\\n", "}{", 7.0));
+        let (key, _) = one("a{b=\"\u{202e}\u{1b}[31m\0\u{200b}\"} 1");
+        assert_eq!(key.label("b"), "\\u{202e}\\u{1b}[31m\\0\\u{200b}", "a terminal would obey");
     }
 
     #[test]
@@ -133,7 +160,7 @@ mod tests {
         for text in ["", "# HELP a b", "a", "a{", "a{b} 1", "a{b=\"c} 1", "a{b=\"c\\", "a x", "a{b=c} 1"] {
             assert_eq!(line(text), None, "{text}");
         }
-        let families = parse("# TYPE a counter\na{b=\"1\"} 1\nwrong\na{b=\"2\"} 2\nc 3\n");
+        let families = parse("# TYPE a counter\na{b=\"1\"} 1\nwrong\na{b=\"2\"} 2\nc 3\n", |_| None);
         let values: Vec<f64> = families["a"].iter().map(|(_, value)| *value).collect();
         assert_eq!((values, families.len()), (vec![1.0, 2.0], 2));
     }

@@ -11,6 +11,9 @@ use crate::scrape::{Interval, Scrape};
 /// Rates and percentiles cover the scrapes of this time.
 const STEADY: Duration = Duration::from_secs(10);
 
+/// The number of series from which on only two scrapes are kept, to save memory.
+const LARGE: usize = 50_000;
+
 /// The number of events that are kept.
 const MAX_EVENTS: usize = 200;
 
@@ -24,8 +27,11 @@ pub(crate) struct History {
 impl History {
     /// Adds a scrape.
     pub(crate) fn add(&mut self, text: &str, at: Instant) {
-        self.scrapes.push_back(Scrape::new(text, at));
-        while self.scrapes.len() > 2 && self.scrapes.get(1).is_some_and(|second| at - second.at >= STEADY) {
+        let scrape = Scrape::new(text, at, self.scrapes.back());
+        let is_large = scrape.len() > LARGE;
+        self.scrapes.push_back(scrape);
+        while self.scrapes.len() > 2 && (is_large || self.scrapes.get(1).is_some_and(|second| at - second.at >= STEADY))
+        {
             self.scrapes.pop_front();
         }
         let mut latest = self.scrapes.iter().rev();

@@ -25,7 +25,7 @@ use ratatui::{DefaultTerminal, Terminal};
 
 use crate::fetch::Source;
 use crate::history::History;
-use crate::screen::{View, draw, rows};
+use crate::screen::{MAX_ROWS, View, draw, rows};
 
 /// The time for which the program waits for a key before it looks for a new scrape.
 const KEY_WAIT: Duration = Duration::from_millis(100);
@@ -97,14 +97,16 @@ fn once(scrapes: &Receiver<Answered>, view: &View) -> Result<(), String> {
         let (scrape, at) = scrapes.recv().map_err(|_| "the scrapes have ended".to_owned())?;
         history.add(&scrape?, at);
     }
-    let Ok(mut terminal) = Terminal::new(TestBackend::new(ONCE_COLUMNS, rows(&history)));
+    let rows = rows(&history);
+    let Ok(mut terminal) = Terminal::new(TestBackend::new(ONCE_COLUMNS, rows));
     let Ok(_) = terminal.draw(|frame| draw(frame, &history, &mut view.for_text()));
     let buffer = terminal.backend().buffer();
     let lines = buffer.content().chunks(usize::from(ONCE_COLUMNS)).map(|cells| {
         let line: String = cells.iter().map(ratatui::buffer::Cell::symbol).collect();
         line.trim_end().to_owned()
     });
-    let lines: Vec<String> = lines.collect();
+    let cut = (rows == MAX_ROWS).then(|| format!("the page ends here, after {MAX_ROWS} rows"));
+    let lines: Vec<String> = lines.chain(cut).collect();
     let used = lines.iter().rposition(|line| !line.is_empty()).map_or(0, |last| last + 1);
     let mut out = io::stdout().lock();
     match writeln!(out, "{}", lines.get(..used).unwrap_or_default().join("\n")).and_then(|()| out.flush()) {

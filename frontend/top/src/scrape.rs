@@ -17,8 +17,10 @@ pub(crate) struct Scrape {
 }
 
 impl Scrape {
-    pub(crate) fn new(text: &str, at: Instant) -> Self {
-        let families = parse(text);
+    /// Reads a scrape. The keys of series that `before` has too are shared with it.
+    pub(crate) fn new(text: &str, at: Instant, before: Option<&Self>) -> Self {
+        let known = |key: &Key| before?.values.get_key_value(key).map(|(key, _)| key.clone());
+        let families = parse(text, known);
         let values = families.values().flatten().cloned().collect();
         Self { at, families, values }
     }
@@ -202,10 +204,12 @@ mod tests {
 
     #[test]
     fn rates_cover_two_scrapes_and_resets_count_from_zero() {
-        let before = Scrape::new("nv_inference_count{model=\"m\"} 10\nnv_inference_count{model=\"n\"} 5\n", at(0));
+        let before =
+            Scrape::new("nv_inference_count{model=\"m\"} 10\nnv_inference_count{model=\"n\"} 5\n", at(0), None);
         let now = Scrape::new(
             "nv_inference_count{model=\"m\"} 30\nnv_inference_count{model=\"n\"} 2\nnv_inference_count{model=\"new\"} 9\n",
             at(2),
+            None,
         );
         let interval = Interval { before: &before, now: &now };
         assert_eq!(interval.rate(METRIC), Some(15.5));
@@ -225,7 +229,8 @@ mod tests {
                 "pharos_batch_size_bucket{{le=\"100\"}} {low}\npharos_batch_size_bucket{{le=\"1000\"}} {high}\npharos_batch_size_bucket{{le=\"+Inf\"}} {all}\n"
             )
         };
-        let (before, now) = (Scrape::new(&text([1, 2, 3]), at(0)), Scrape::new(&text([11, 92, 103]), at(1)));
+        let (before, now) =
+            (Scrape::new(&text([1, 2, 3]), at(0), None), Scrape::new(&text([11, 92, 103]), at(1), None));
         let all = Interval { before: &before, now: &now }.distributions(Builtin::BatchSize, |_| ());
         let quantile = |q| all[&()].quantile(q).unwrap();
         assert_eq!((quantile(0.05), quantile(0.5), quantile(0.99)), (50.0, 100.0 + 900.0 * 40.0 / 80.0, 1000.0));

@@ -114,12 +114,15 @@ fn style(level: Level) -> Style {
     }
 }
 
-/// Returns the number of rows of a page that shows all rows.
+/// The most rows of a page that shows all rows: the cells of a page take kilobytes a row.
+pub(crate) const MAX_ROWS: u16 = 5_000;
+
+/// Returns the number of rows of a page that shows all rows, up to [`MAX_ROWS`].
 pub(crate) fn rows(history: &History) -> u16 {
     let tables: usize = tables(history).iter().map(|table| table.rows.len() + 2).sum();
     // The head and the figures have two rows each, and the parts their titles.
     let rows = 4 + models(history).len().max(1) + 2 + tables + history.events().count().max(1) + 2;
-    u16::try_from(rows).unwrap_or(u16::MAX)
+    u16::try_from(rows).unwrap_or(u16::MAX).min(MAX_ROWS)
 }
 
 /// Draws the page.

@@ -197,6 +197,16 @@ fn find(settings: &Settings, url: &str, at_start: bool, exiting: &watch::Receive
     if path.exists() { Ok(Found::at(path)) } else { Err(missing()) }
 }
 
+/// Returns whether the archive is the operator's: a file or a directory in the model store, or below it. Blocks.
+pub(super) fn is_in_store(settings: &Settings, url: &str) -> bool {
+    let (Some(store), false) = (&settings.model_store, is_remote(url)) else { return false };
+    let path = file_url(url).unwrap_or_else(|| store.join(url));
+    // The entry itself may be a link of the operator.
+    let above = path.parent().and_then(|above| above.canonicalize().ok());
+    let is_within = |above: PathBuf| store.canonicalize().is_ok_and(|store| above.starts_with(store));
+    !names_parent(url) && above.is_some_and(is_within)
+}
+
 /// Returns whether a part of the URL is `..`, as written or percent-encoded: both mean the same (RFC 3986, 6.2.2.2). Such a URL leads
 /// out of a directory that a pattern of `allowed_urls` names.
 fn names_parent(url: &str) -> bool {

@@ -2,7 +2,8 @@
 //!
 //! TorchServe's keys are checked first, unless they are disabled; if the server has token files, a token of the same scope is
 //! accepted too. Without TorchServe's keys, the token files alone decide. Restricted APIs always require their header. Loading
-//! and unloading through the v2 protocol requires `enable_model_api`, as registration does.
+//! and unloading through the v2 protocol requires `enable_model_api`, as registration does. Its log and trace settings, which name
+//! files, require a key, a token or a header: TorchServe has no such routes, so its operators do not expect them to be open.
 
 use std::sync::Arc;
 
@@ -47,9 +48,15 @@ pub(super) enum Denied {
     Key(Refused),
     /// Clients may not load and unload models.
     ModelApi,
+    /// Log and trace settings are not protected.
+    Settings,
     /// Denied by the same checks as on the server's own ports.
     Server(access::Denied),
 }
+
+/// The message of [`Denied::Settings`].
+pub(super) const OPEN_SETTINGS: &str = "Log and trace settings are disabled on TorchServe's ports, because no key protects them: enable \
+                                        TorchServe's keys, give --management-token-file, or restrict the APIs logging and trace";
 
 /// The message of [`Denied::ModelApi`].
 pub(super) const NO_MODEL_API: &str =
@@ -79,7 +86,10 @@ impl Guard {
             let server = access::Guard { access: &self.access, restricted, prefix };
             server.check_restricted(api, headers).map_err(Denied::Server)?;
         }
+        let is_protected =
+            || self.tokens.is_some() || self.access.guards(Scope::Management) || restricted.restricts(api);
         match wanted.route {
+            Route::TraceSetting | Route::LogSettings if !is_protected() => Err(Denied::Settings),
             Route::RepositoryLoad | Route::RepositoryUnload if !self.model_api => Err(Denied::ModelApi),
             _ => Ok(()),
         }

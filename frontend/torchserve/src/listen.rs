@@ -24,6 +24,7 @@ use pharos_listener as listener;
 use pharos_listener::access::Access;
 use pharos_listener::http_service::HttpService;
 use pharos_listener::receiving::Budget;
+use pharos_listener::renderings::{MAX_SCRAPE_WRITE, Renderings};
 use pharos_listener::response_timing::ResponseTiming;
 use pharos_listener::{HttpVersions, Limits, PhaseReceiver, Tls};
 use pharos_os::event_loops::EventLoops;
@@ -129,6 +130,7 @@ pub fn serve(start: Start) -> Result<Vec<JoinHandle<()>>, String> {
         timing,
         page,
         ids: Ids::new().map_err(|error| failed("cannot generate request ids", error))?,
+        renderings: Renderings::default(),
         settings: settings.clone(),
     });
     let Kserve { http, grpc, with_reflection } = kserve;
@@ -207,7 +209,7 @@ fn grpc_ports(
 
 /// Returns the settings of a listener.
 fn connections(shared: &Shared, listener: Listener, address: Address, age: Age) -> Result<listener::Settings, String> {
-    let limits = Limits {
+    let mut limits = Limits {
         age: age.age.unwrap_or(Duration::ZERO),
         age_grace: age.grace.unwrap_or(Duration::ZERO),
         ..Limits::default()
@@ -222,6 +224,9 @@ fn connections(shared: &Shared, listener: Listener, address: Address, age: Age) 
         (_, false) => None,
     };
     let cache = Some(shared.metrics.clone());
+    if listener == Listener::Metrics {
+        limits.write = MAX_SCRAPE_WRITE;
+    }
     // A scrape takes long and must not delay the requests of an event loop.
     let event_loops = if listener == Listener::Metrics { EventLoops::default() } else { shared.event_loops.clone() };
     Ok(listener::Settings { listener, limits, tls, cache, adds_peer: true, event_loops, shares_port: false })

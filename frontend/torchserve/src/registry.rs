@@ -38,6 +38,8 @@ pub struct Registry {
     settings: Arc<Settings>,
     /// The directory that deployments are written to.
     repository: PathBuf,
+    /// The workers of a version that a request may ask for; 0 for no limit.
+    max_requested_workers: u64,
     // Locked only for lookups and changes, never while waiting.
     models: RwLock<BTreeMap<String, Model>>,
     // Locked while a version is registered or unregistered, from choosing its name until its entry is changed.
@@ -79,10 +81,15 @@ pub struct Scale {
 
 impl Registry {
     /// Creates an empty registry.
-    pub fn new(service: SharedManagement, settings: Arc<Settings>, repository: PathBuf) -> Arc<Self> {
+    pub fn new(
+        service: SharedManagement,
+        settings: Arc<Settings>,
+        repository: PathBuf,
+        max_requested_workers: u64,
+    ) -> Arc<Self> {
         let changes = watch::Sender::new(0);
         let (models, turn, exiting) = (RwLock::default(), Mutex::new(()), watch::Sender::new(false));
-        Arc::new(Self { service, settings, repository, models, turn, changes, exiting })
+        Arc::new(Self { service, settings, repository, max_requested_workers, models, turn, changes, exiting })
     }
 
     /// Returns a receiver that is notified of every registration, scaling, unregistration and change of the default version.
@@ -141,11 +148,34 @@ impl Registry {
         }
     }
 
+    /// Checks the number of workers in a request; `present` is the number that the version has.
+    fn check_workers(&self, name: &str, wanted: u32, present: u32) -> Result<(), Refused> {
+        let limit = self.max_requested_workers.max(u64::from(present));
+        if self.max_requested_workers == 0 || u64::from(wanted) <= limit {
+            return Ok(());
+        }
+        let message = format!(
+            "{name} is {wanted}; a request may ask for 0 to {limit} workers of a model (--load-request-max-instances sets the limit)"
+        );
+        Err(Refused::bad_request(message))
+    }
+
     /// Opens an archive and registers it as a version of a model, without starting workers.
     async fn add(self: &Arc<Self>, url: &str, asked: RegistrationParameters) -> Result<Arc<Version>, Refused> {
+        if let Some(workers) = asked.model.min_workers.filter(|_| !asked.at_start) {
+            self.check_workers("initial_workers", workers, 0)?;
+        }
         let (settings, place, wanted) = (self.settings.clone(), url.to_owned(), asked.clone());
         let exiting = self.exiting.subscribe();
-        let opened = blocking::run(move || super::open(&settings, &place, &wanted, &exiting)).await;
+        let service = self.service.clone();
+        let open = move || {
+            if !wanted.at_start && !archive::is_in_store(&settings, &place) {
+                let name = wanted.model_name.as_deref().unwrap_or(&place);
+                service.check_registration(name, &place).map_err(|error| Refused::invalid_url(error.message))?;
+            }
+            super::open(&settings, &place, &wanted, &exiting)
+        };
+        let opened = blocking::run(open).await;
         let archive =
             opened.unwrap_or_else(|error| Err(Refused::internal(format!("Failed to save model: {error}"))))?;
         let kept = archive.kept.clone();
@@ -223,6 +253,8 @@ impl Registry {
             let message = format!("min_worker is {min}; allowed are whole numbers from 0 to {MAX_INSTANCES}");
             return Err(Refused::bad_request(message));
         }
+        let workers = found.deployment().min_workers;
+        self.check_workers("min_worker", min, workers)?;
         found.resize(min, max);
         self.changed();
         if !wait {

@@ -10,6 +10,7 @@ import re
 import select
 import struct
 import subprocess
+import sys
 import termios
 import threading
 
@@ -259,3 +260,47 @@ def test_pages_of_models():
             shown(b"\x1b[F", 100 - room)
             shown(b"k", 99 - room)
         server.shutdown()
+
+
+class Metrics(http.server.ThreadingHTTPServer):
+    """A server of these metrics."""
+
+    def __init__(self, body: bytes):
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def __exit__(self, *_):
+        self.shutdown()
+        self.server_close()
+
+
+def test_names_of_models_do_not_control_the_terminal():
+    """Characters that move the cursor, turn the direction of text or are invisible are shown as escapes."""
+    names = ["a\u202eb", "c\u2066d", "e\u200bf", "g\x1b[31mh", "größe"]
+    body = "".join(f'nv_inference_request_success{{model="{name}",version="1"}} 1\n' for name in names).encode()
+    with Metrics(body) as server:
+        page = once(f"127.0.0.1:{server.server_address[1]}").stdout
+    assert not [hex(ord(c)) for c in page if not c.isprintable() and c != "\n"], page
+    for shown in ("a\\u{202e}b", "c\\u{2066}d", "e\\u{200b}f", "g\\u{1b}[31mh", "größe"):
+        assert re.search(rf"^{re.escape(shown)} ", page, re.MULTILINE), page
+
+
+def test_many_models_take_little_memory():
+    body = "".join(f'nv_inference_request_success{{model="m{n:06}",version="1"}} 1\n' for n in range(200_000)).encode()
+    measure = "import resource, subprocess, sys; code = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL).returncode; "
+    measure += "print(code, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+    with Metrics(body) as server:
+        command = [binary(), "top", "--once", "--interval=0.5", f"127.0.0.1:{server.server_address[1]}"]
+        found = subprocess.run([sys.executable, "-c", measure, *command], capture_output=True, text=True, timeout=DEADLINE_S)
+    code, kibibytes = map(int, found.stdout.split())
+    assert code == 0 and kibibytes < 500 << 10, f"200,000 models take {kibibytes >> 10} MiB"

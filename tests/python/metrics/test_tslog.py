@@ -395,6 +395,23 @@ def test_a_directory_that_cannot_be_written(start, tmp_path):
     eventually("the line", lambda: by_name(lines(server, "ts_metrics"), "QueueTime"))
 
 
+def test_two_servers_do_not_share_a_directory(start):
+    """The lines of two writers would be mixed: the second writes nothing there and reports why; its inference is not affected."""
+    first = start([], repository=EXAMPLES)
+    assert first.infer("simple", simple())[0] == 200
+    eventually("the first writes", lambda: by_name(lines(first, "ts_metrics"), "QueueTime"))
+    second = start([], f"--metrics-location={first.logs}", repository=EXAMPLES)
+    for _ in range(50):
+        assert second.infer("simple", simple())[0] == 200
+        assert first.infer("simple", simple())[0] == 200
+    eventually("the second reports it", lambda: "another server writes its metric logs to" in second.log.read_text())
+    written = "".join(path.read_text() for path in first.logs.glob("*.log"))
+    assert "\n\n" not in written and not written.startswith("\n")
+    first.stop()
+    assert second.infer("simple", simple())[0] == 200
+    eventually("the second writes when the first has ended", lambda: "logging metrics to" in second.log.read_text())
+
+
 def test_moved_or_deleted_files_are_created_again(start):
     """As with logrotate: no signal is needed, and no line goes to the wrong file."""
     server = start([], repository=EXAMPLES)

@@ -85,6 +85,19 @@ def test_an_ensemble_that_cannot_be_loaded_leaves_no_members(tmp_path):
                 eventually("no worker is left", lambda: not server.workers())
 
 
+@needs_worker
+def test_the_flag_forbids_directories_of_sagemaker(tmp_path):
+    """A request names any directory, whose code runs: `--allow-model-upload=false` refuses it before the directory is read."""
+    mark = tmp_path / "it-ran"
+    write(tmp_path / "m" / "model", "m", f'backend: "python" max_batch_size: 0 {IO}')
+    (tmp_path / "m/model/m/1/model.py").write_text(f"open({str(mark)!r}, 'w').close()\n{MEMORY}")
+    with sagemaker(tmp_path, f"--python={PYTHON}", "--allow-model-upload=false") as (server, there):
+        status, answer = there.ask("POST", "/models", {"model_name": "m", "url": str(tmp_path / "m/model")})
+        assert status == 400 and "is outside of the model repositories and can contain code" in answer["error"], answer
+        assert "--allow-model-upload=true" in answer["error"]
+        assert not mark.exists() and not server.workers() and "m" not in server.index()
+
+
 def test_the_flag_permits_uploads_by_vertex_ai(tmp_path):
     """`--allow-model-upload` and a management token permit loads with files at all listeners."""
     ports = free_ports(2)

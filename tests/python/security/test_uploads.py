@@ -8,6 +8,7 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from harness.server import EXAMPLES, Server
+from python_backend.worker import PYTHON, has_worker
 
 FLAG = "--allow-model-upload"
 CODE = (
@@ -23,7 +24,6 @@ UPLOADS = {
     "code": {"config": CONFIG, **FILES},
     "a file without code": {"config": json.dumps({"backend": "onnxruntime"}), "file:1/model.onnx": MODEL},
     "a backend with code": {"config": CONFIG},
-    "no backend": {"config": json.dumps({"max_batch_size": 2})},
     "a parameter of the sandbox": {
         "config": json.dumps({"backend": "onnxruntime", "parameters": {"sandbox": {"string_value": "off"}}})
     },
@@ -105,6 +105,55 @@ def test_everything_that_can_run_code_is_refused_over_both_protocols(tmp_path):
         client.load_model("digits", config=json.dumps({"backend": "onnxruntime", "max_batch_size": 2}))
         assert client.get_model_config("digits", as_json=True)["config"]["max_batch_size"] == 2
         client.close()
+
+
+PYTHON_MODEL = (
+    'backend: "python" max_batch_size: 8 input { name: "A" data_type: TYPE_FP32 dims: 1 } '
+    'output { name: "B" data_type: TYPE_FP32 dims: 1 } parameters { key: "token" value { string_value: "x" } }\n'
+)
+
+
+@pytest.mark.skipif(not has_worker, reason=f"{PYTHON} does not have the package pharos-worker: make python-worker")
+def test_a_load_that_changes_settings_needs_no_permission(tmp_path):
+    """As Model Analyzer in its remote mode does, for a model whose code lies in the repository."""
+    models = tmp_path / "models"
+    for version in ("1", "2"):
+        (models / "code" / version).mkdir(parents=True)
+        (models / "code" / version / "model.py").write_text(CODE)
+    (models / "code/config.pbtxt").write_text(PYTHON_MODEL)
+    with server_with(tmp_path, f"--python={PYTHON}", f"--model-repository={models}") as server:
+        assert load(server, "code", {})[0] == 200
+        shown = json.loads(server.get("/v2/models/code/config")[1])
+        for change in (
+            {"instance_group": [{"count": 2, "kind": "KIND_CPU"}]},
+            {"version_policy": {"specific": {"versions": [1]}}},
+            {"max_batch_size": 4, "dynamic_batching": {"max_queue_delay_microseconds": 100}},
+            {"response_cache": {"enable": False}},
+        ):
+            status, answer = load(server, "code", {"config": json.dumps({**shown, **change})})
+            assert status == 200, (change, answer)
+        narrowed = {"backend": "python", "version_policy": {"specific": {"versions": [1]}}, "max_batch_size": 8}
+        written = {"parameters": {"token": {"string_value": "x"}}, "input": shown["input"], "output": shown["output"]}
+        assert load(server, "code", {"config": json.dumps(narrowed | written)})[0] == 200
+        versions = {entry["version"]: entry["state"] for entry in server.index()["code"]}
+        assert versions["1"] == "READY" and versions.get("2") != "READY", versions
+        # What a configuration leaves out is completed from the operator's files.
+        assert load(server, "digits", {"config": json.dumps({"max_batch_size": 2})})[0] == 200
+        for change, field in (
+            ({"backend": "other"}, "backend"),
+            ({"default_model_filename": "other.py"}, "default_model_filename"),
+            ({"parameters": {}}, "parameters['token']"),
+            ({"parameters": {"token": {"string_value": "x"}, "sandbox": {"string_value": "off"}}}, "parameters['sandbox']"),
+            (
+                {"parameters": {"token": {"string_value": "x"}, "EXECUTION_ENV_PATH": {"string_value": "/tmp/e.tar.gz"}}},
+                "parameters['EXECUTION_ENV_PATH']",
+            ),
+            ({"model_repository_agents": {"agents": [{"name": "checksum"}]}}, "model_repository_agents"),
+        ):
+            status, answer = load(server, "code", {"config": json.dumps({**shown, **change})})
+            assert status == 501 and f"in {field}" in answer and f"{FLAG}=true" in answer, (change, answer)
+        status, answer = load(server, "digits", {"config": CONFIG})
+        assert status == 501, answer
 
 
 def test_members_of_ensembles_are_models_of_the_repositories(tmp_path):

@@ -14,10 +14,10 @@ pytestmark = pytest.mark.skipif(not has_worker, reason="needs the package pharos
 
 KSERVE = "/inference.GRPCInferenceService/"
 ALIAS = "/org.pytorch.serve.grpc.openinference.GRPCInferenceService/"
-STATUSES = {"key": 400, "model api": 403, "scope": 403, "restricted": 403, "nowhere": 404}
+STATUSES = {"key": 400, "model api": 403, "settings": 403, "scope": 403, "restricted": 403, "nowhere": 404}
 """The statuses of the refusals that `ask` distinguishes by their texts."""
 
-HEALTH, USE, MANAGE, LOAD = "health", "use", "manage", "load"
+HEALTH, USE, MANAGE, LOAD, SETTINGS = "health", "use", "manage", "load", "settings"
 
 HTTP_ROUTES = [
     (HEALTH, "GET", "/v2/health/live"),
@@ -43,11 +43,11 @@ HTTP_ROUTES = [
     (USE, "POST", "/v2/cudasharedmemory/region/r/register"),
     (USE, "POST", "/v2/cudasharedmemory/unregister"),
     (MANAGE, "POST", "/v2/repository/index"),
-    (MANAGE, "GET", "/v2/trace/setting"),
-    (MANAGE, "POST", "/v2/trace/setting"),
-    (MANAGE, "GET", "/v2/models/m/trace/setting"),
-    (MANAGE, "GET", "/v2/logging"),
-    (MANAGE, "POST", "/v2/logging"),
+    (SETTINGS, "GET", "/v2/trace/setting"),
+    (SETTINGS, "POST", "/v2/trace/setting"),
+    (SETTINGS, "GET", "/v2/models/m/trace/setting"),
+    (SETTINGS, "GET", "/v2/logging"),
+    (SETTINGS, "POST", "/v2/logging"),
     (LOAD, "POST", "/v2/repository/models/evil/load"),
     (LOAD, "POST", "/v2/repository/models/evil/unload"),
 ]
@@ -69,8 +69,8 @@ GRPC_ROUTES = [
     (USE, "CudaSharedMemoryRegister"),
     (USE, "CudaSharedMemoryUnregister"),
     (MANAGE, "RepositoryIndex"),
-    (MANAGE, "TraceSetting"),
-    (MANAGE, "LogSettings"),
+    (SETTINGS, "TraceSetting"),
+    (SETTINGS, "LogSettings"),
     (LOAD, "RepositoryModelLoad"),
     (LOAD, "RepositoryModelUnload"),
 ]
@@ -124,6 +124,7 @@ class Guarded(Home):
         for said, name in [
             (b"InvalidKeyException", "key"),
             (b"Model API disabled", "model api"),
+            (b"Log and trace settings are disabled", "settings"),
             (b"needs a token for management; the request", "scope"),
             (b"This API is restricted", "restricted"),
             # An unknown model or region has another text.
@@ -154,7 +155,8 @@ class Guarded(Home):
                     "UNAUTHENTICATED": "token",
                     "UNIMPLEMENTED": "allowed" if details else "nowhere",
                     "PERMISSION_DENIED": "key" if "Token Authorization failed" in details
-                    else "model api" if "Model API disabled" in details else "scope",
+                    else "model api" if "Model API disabled" in details
+                    else "settings" if "Log and trace settings are disabled" in details else "scope",
                     "UNAVAILABLE": "restricted" if "restricted" in details else "allowed",
                 }.get(code.name, "allowed")  # fmt: skip
         return "allowed"
@@ -164,7 +166,7 @@ def table(keys, tokens, model_api):
     """Returns the expected outcome of a request to the inference port, by class and credential."""
 
     def expected(kind, credential):
-        need = "management" if kind in (MANAGE, LOAD) else "inference"
+        need = "management" if kind in (MANAGE, LOAD, SETTINGS) else "inference"
         if keys:
             opens = credential == f"{need} key"
             if tokens:
@@ -177,6 +179,8 @@ def table(keys, tokens, model_api):
                 return "scope"
             if credential not in ("management token", f"{need} token"):
                 return "token"
+        if kind == SETTINGS and not keys and not tokens:
+            return "settings"
         return "model api" if kind == LOAD and not model_api else "allowed"
 
     return expected
@@ -307,11 +311,11 @@ def test_restricted_parts_on_torchserves_ports(tmp_path):
         for method, path in (("POST", "/v2/repository/index"), ("GET", "/v2/logging"), ("POST", "/v2/repository/models/evil/load")):
             assert server.over_http(method, path, "none") == "restricted", path
         assert server.over_http("GET", "/models", "none", server.management) == "restricted"
-        assert server.over_http("GET", "/v2/trace/setting", "none") == "allowed"
+        assert server.over_http("GET", "/v2/trace/setting", "none") == "settings"
         for name in ("RepositoryIndex", "RepositoryModelLoad", "TraceSetting"):
             assert server.over_grpc(KSERVE + name, "none") == "restricted", name
         assert server.over_grpc(MANAGEMENT + "ListModels", "none", server.grpc_management) == "restricted"
-        assert server.over_grpc(KSERVE + "LogSettings", "none") == "allowed"
+        assert server.over_grpc(KSERVE + "LogSettings", "none") == "settings"
         assert not server.mark.exists()
         assert server.over_http("GET", "/v2/logging", "none", headers={"admin": "x"}) == "allowed"
         metadata = [("triton-grpc-protocol-admin", "x")]

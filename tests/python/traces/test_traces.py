@@ -356,3 +356,11 @@ def test_a_request_that_is_executed_several_times(traced, tmp_path):
     assert (stage["count"], round(stage["max_us"] * 1000)) == (1, infer)
     slices = [event["name"] for event in json.loads(pharos_trace("chrome", file))["traceEvents"] if event["ph"] == "X"]
     assert slices.count("queue") == slices.count("infer") == executions
+
+
+def test_a_summary_does_not_control_the_terminal(tmp_path):
+    """The name of a model in a trace file may have any characters."""
+    file = tmp_path / "trace.json"
+    file.write_text(json.dumps([{"id": 1, "model_name": "a\x1b[31m\u202eb", "model_version": 1}]))
+    printed = pharos_trace("summary", file)
+    assert "a\\u{1b}[31m\\u{202e}b version 1" in printed and "\x1b" not in printed, printed

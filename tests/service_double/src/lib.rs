@@ -239,6 +239,10 @@ impl Service for EchoService {
         false
     }
 
+    fn check_registration(&self, _: &str, _: &str) -> Result<(), InferError> {
+        Ok(())
+    }
+
     fn register_directories(&self, models: &BTreeMap<String, PathBuf>) -> Result<(), String> {
         models.keys().next().map_or(Ok(()), |name| Err(name.clone()))
     }

@@ -209,10 +209,10 @@ impl Service for Engine {
         let overrides = Override::new(parameters).map_err(|reason| {
             InferError::internal(format!("failed to load '{model}', failed to poll from model repository: {reason}"))
         })?;
-        if !self.uploads {
+        if !self.uploads.code {
             overrides.as_ref().map_or(Ok(()), |sent| uploads::check(model, sent))?;
         }
-        self.inner.loader.load_model(model, overrides).await
+        self.inner.loader.load_model(model, overrides, self.uploads.scope()).await
     }
 
     async fn unload_model(&self, model: &str, dependents: bool) -> Result<(), InferError> {
@@ -222,6 +222,10 @@ impl Service for Engine {
 
     fn registers_directories(&self) -> bool {
         self.inner.settings.loader.stores.registered.is_some()
+    }
+
+    fn check_registration(&self, model: &str, from: &str) -> Result<(), InferError> {
+        self.uploads.check_registration(model, from)
     }
 
     fn register_directories(&self, models: &BTreeMap<String, PathBuf>) -> Result<(), String> {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::metrics::labels::ModelChange;
 use pharos::metrics::record;
-use pharos::repository::Override;
+use pharos::repository::{LoadScope, Override};
 use pharos::service::EXITING_TEXT;
 use pharos_os::blocking;
 use tokio::sync::watch;
@@ -58,11 +58,16 @@ impl Loader {
     /// # Errors
     /// Triton's codes and texts: loading by request is disabled, the name is invalid, the model does not exist, or it cannot be
     /// loaded.
-    pub(crate) async fn load_model(self: &Arc<Self>, name: &str, overrides: Option<Override>) -> Loaded {
+    pub(crate) async fn load_model(
+        self: &Arc<Self>,
+        name: &str,
+        overrides: Option<Override>,
+        scope: LoadScope,
+    ) -> Loaded {
         self.by_request()?;
         self.check_name(name)?;
         let (loader, name) = (self.clone(), name.to_owned());
-        let load = async move { loader.load_named(&name, overrides).await };
+        let load = async move { loader.load_named(&name, overrides, scope).await };
         self.result(self.runtime.spawn(load)).await?
     }
 
@@ -102,12 +107,13 @@ impl Loader {
         Err(InferError::new(ErrorCode::Unavailable, Reason::Unsupported, text))
     }
 
-    async fn load_named(self: &Arc<Self>, name: &str, overrides: Option<Override>) -> Loaded {
+    async fn load_named(self: &Arc<Self>, name: &str, overrides: Option<Override>, scope: LoadScope) -> Loaded {
         let all = self.to_load(name, overrides.is_some()).await?;
         let overrides = match overrides {
             Some(overrides) => {
                 let loader = self.clone();
-                let written = blocking::run(move || Overrides::new(overrides, &loader.override_directories)).await;
+                let written =
+                    blocking::run(move || Overrides::new(overrides, scope, &loader.override_directories)).await;
                 let written = written.unwrap_or_else(|error| Err(io::Error::other(error)));
                 Some(Arc::new(written.map_err(|error| not_polled(name, &error.to_string()))?))
             }
@@ -305,6 +311,8 @@ impl Loader {
         });
         match unprepared {
             PrepareError::NotFound(reason) | PrepareError::Unreadable(reason) => not_polled(name, reason),
+            PrepareError::Restricted(error) => error.clone(),
+            PrepareError::Excessive(reason) => load_failed(name, &format!("{reason}\n")),
             PrepareError::Members(reason) => load_failed(name, &format!("{reason}\n")),
             PrepareError::NoVersion(reason) => {
                 let rule = "at least one version must be available under the version policy of model";

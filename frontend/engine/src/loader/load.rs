@@ -30,7 +30,7 @@ use crate::scheduler::{Driver, DriverSettings, Limits, placement, settings};
 use crate::serving::{Executor, Serving};
 use crate::store::identity::{Files, identity};
 use crate::store::scan::{self, LoadedFiles};
-use crate::supervisor::{Instances, Plan, WarmUp};
+use crate::supervisor::{Instances, Plan, WarmUp, WarmUpBatch};
 use pharos_os::{blocking, clock, threads};
 
 /// The series of a version that is being loaded. Dropping it removes new series; [`Unserved::keep`] keeps them.
@@ -163,7 +163,8 @@ impl Loader {
     ) -> Result<Serving, String> {
         let VersionStart { model, config, launch, began, series: unserved, loaded_files, responses } = start;
         let directory = &version.directory;
-        let (warmups, labels) = (warmups(&config, directory)?, labels(&config, directory)?);
+        let warmups = warmups(&config, directory).await?;
+        let labels = labels(&config, directory)?;
         check_initial_states(&config, directory)?;
         let placements = placements(&config, model.version)?;
         let limits = self.models.shared.limits.as_ref().map(Limits::registration);
@@ -252,12 +253,12 @@ impl Loader {
             Some(_) => Launch::default(),
             None => self.launch(prepared, version).await?,
         };
-        let config = &self.configure(prepared, (number, version), &launch).await?;
+        let config = &Arc::new(self.configure(prepared, (number, version), &launch).await?);
         if let Executor::Instances { driver, instances, .. } = &*serving.executor
             && (version.fingerprint.instances != serving.fingerprint.instances || instances.any_given_up())
         {
             let placements = placements(config, number)?;
-            let warmups = warmups(config, &serving.directory)?;
+            let warmups = warmups(config, &serving.directory).await?;
             let threads = self.threads(&placements, &launch);
             let plan = self.plan((serving.directory.clone(), launch), config, threads, warmups);
             let size = self.size_with(serving, config);
@@ -472,23 +473,40 @@ pub(super) fn labels(config: &ModelConfig, version: &Path) -> Result<BTreeMap<St
     named.map(in_output).collect()
 }
 
-/// Returns the requests that instances execute before they are ready. Their files are in the directory `warmup` beside the
-/// versions.
-fn warmups(config: &ModelConfig, version: &Path) -> Result<Vec<WarmUp>, String> {
+/// Returns the warm-ups of instances, after making and dropping the requests of each: errors are those of the load.
+async fn warmups(config: &Arc<ModelConfig>, version: &Path) -> Result<Vec<WarmUp>, String> {
+    if config.warmups.is_empty() {
+        return Ok(Vec::new());
+    }
     let directory = version.parent().unwrap_or(version).join("warmup");
+    let warm_up = |(index, warmup): (usize, &Warmup)| {
+        let (config, directory) = (config.clone(), directory.clone());
+        let make = Box::new(move || match config.warmups.get(index) {
+            Some(warmup) => warm_up_batch(&config, warmup, &directory),
+            None => Err(format!("warm-up {index} does not exist")),
+        });
+        WarmUp { name: warmup.name.clone(), count: warmup.count, make }
+    };
+    let all: Vec<WarmUp> = config.warmups.iter().enumerate().map(warm_up).collect();
+    let check = move || {
+        for warm_up in &all {
+            (warm_up.make)().map_err(|text| format!("warmup '{}': {text}", warm_up.name))?;
+        }
+        Ok(all)
+    };
+    blocking::run(check).await.unwrap_or_else(|error| Err(error.to_string()))
+}
+
+/// Makes the requests of a warm-up; `directory` is `warmup` beside the versions. Blocks.
+fn warm_up_batch(config: &ModelConfig, warmup: &Warmup, directory: &Path) -> Result<WarmUpBatch, String> {
     let file = |name: &str| {
-        let path = model_file(&directory, name)?;
+        let path = model_file(directory, name)?;
         scan::read(&path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))
     };
-    let warm_up = |warmup: &Warmup| {
-        let WarmupBatch { requests, controls } = warmup.requests(config, file)?;
-        let checked = requests.into_iter().map(|mut request| {
-            let checked = config.check(&mut request).map_err(|error| error.to_string())?;
-            Ok::<_, String>((request, checked))
-        });
-        let parts = checked.collect::<Result<_, _>>()?;
-        Ok(WarmUp { name: warmup.name.clone(), count: warmup.count, parts, controls })
-    };
-    let named = |warmup: &Warmup| warm_up(warmup).map_err(|text: String| format!("warmup '{}': {text}", warmup.name));
-    config.warmups.iter().map(named).collect()
+    let WarmupBatch { requests, controls } = warmup.requests(config, file)?;
+    let checked = requests.into_iter().map(|mut request| {
+        let checked = config.check(&mut request).map_err(|error| error.to_string())?;
+        Ok::<_, String>((request, checked))
+    });
+    Ok(WarmUpBatch { parts: checked.collect::<Result<_, _>>()?, controls })
 }

@@ -8,12 +8,14 @@ use std::sync::Arc;
 
 use memmap2::Mmap;
 use pharos::ensemble::Plan as EnsemblePlan;
+use pharos::error::InferError;
 use pharos::model::{
     Completion, ConfigError, Draft, ModelConfig, ModelSignature, SANDBOX, VersionPolicy, may_auto_complete, onnx,
 };
 use pharos::repository::{self, Stamp, VersionFingerprint};
 
 use super::checksums;
+use super::client_configuration::{self, Refusal};
 use super::{Loader, Settings};
 use crate::launch::{self, backends};
 use crate::scheduler::placement;
@@ -179,6 +181,10 @@ pub(super) enum PrepareError {
     Unreadable(String),
     /// No version matches its version policy.
     NoVersion(String),
+    /// A client's configuration brings code that the client may not bring.
+    Restricted(InferError),
+    /// A client's configuration asks for more than a request may, or names files that it may not read.
+    Excessive(String),
     /// A member of the ensemble does not exist, or is the ensemble itself.
     Members(String),
 }
@@ -186,9 +192,12 @@ pub(super) enum PrepareError {
 impl PrepareError {
     pub(super) fn reason(&self) -> &str {
         match self {
-            Self::NotFound(reason) | Self::Unreadable(reason) | Self::NoVersion(reason) | Self::Members(reason) => {
-                reason
-            }
+            Self::NotFound(reason)
+            | Self::Unreadable(reason)
+            | Self::NoVersion(reason)
+            | Self::Excessive(reason)
+            | Self::Members(reason) => reason,
+            Self::Restricted(error) => &error.message,
         }
     }
 }
@@ -228,6 +237,15 @@ fn prepare(
     let contents = scan::contents(model_files.path(), settings.config_name.as_deref());
     let contents = contents.map_err(|error| unreadable(error.to_string()))?;
     let mut draft = draft(settings, &contents, overrides).map_err(unreadable)?;
+    if let Some(overrides) = overrides {
+        let checked =
+            client_configuration::check(settings, stores.without_namespace(model), &contents, overrides, &draft);
+        checked.map_err(|refusal| match refusal {
+            Refusal::Restricted(error) => PrepareError::Restricted(error),
+            Refusal::Excessive(reason) => PrepareError::Excessive(reason),
+            Refusal::Unreadable(reason) => PrepareError::Unreadable(reason),
+        })?;
+    }
     if overrides.is_none() && stores.name_model(model) {
         draft.rename(stores.without_namespace(model));
     }

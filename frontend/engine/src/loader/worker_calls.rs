@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::InferRequest;
-use pharos::repository::{Override, parse_version};
+use pharos::repository::{LoadScope, Override, parse_version};
 use pharos::wire::Verb;
 
 use super::Loader;
@@ -68,7 +68,7 @@ impl Models for Loader {
                         let text = format!("failed to load '{model}', failed to poll from model repository: {reason}");
                         InferError::new(ErrorCode::Internal, Reason::Malformed, text)
                     })?;
-                    self.load_model(&model, overrides).await.map(|()| true)
+                    self.load_model(&model, overrides, LoadScope::Code).await.map(|()| true)
                 }
             }
         })

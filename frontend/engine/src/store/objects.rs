@@ -19,6 +19,7 @@ use std::future::Future;
 use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::sync::{Arc, RwLock};
+use std::time::Duration;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path as Key;
@@ -35,13 +36,17 @@ use super::files::ModelFiles;
 use availability::Availability;
 use copies::Copies;
 use keys::Tree;
-use pharos_os::blocking;
+use pharos_os::{blocking, clock};
 
 /// The maximum number of concurrent requests to a store.
 const AT_ONCE: usize = 8;
 /// The maximum number of objects of a model, and of a repository.
 const MAX_OBJECTS: usize = 100_000;
 const MAX_OF_ALL: usize = 1_000_000;
+
+/// The time limits of the listings of the models, and of all objects. A store may answer with page after page for ever.
+const MAX_LISTING: Duration = Duration::from_secs(120);
+const MAX_LISTING_OF_ALL: Duration = Duration::from_secs(600);
 
 /// A repository in an object store.
 pub(super) struct ObjectRepository {
@@ -118,7 +123,8 @@ impl ObjectRepository {
 
     /// Returns the folders whose names are valid model names.
     async fn names(&self) -> io::Result<Vec<String>> {
-        let listed = self.store.list_with_delimiter(Some(&self.prefix)).await;
+        let listed = self.store.list_with_delimiter(Some(&self.prefix));
+        let listed = within(MAX_LISTING, listed).await?;
         let folders = listed.map_err(|error| self.failed(&self.prefix, &error))?.common_prefixes;
         let mut names: Vec<String> = folders.iter().filter_map(|folder| folder.filename()).map(str::to_owned).collect();
         names.retain(|name| keys::is_model(name));
@@ -132,7 +138,8 @@ impl ObjectRepository {
         let folder = self.folder(model)?;
         let _permit = self.requests.acquire().await;
         // One more than allowed, to detect the excess.
-        let found = self.store.list(Some(&folder)).take(MAX_OBJECTS + 1).try_collect::<Vec<ObjectMeta>>().await;
+        let found = self.store.list(Some(&folder)).take(MAX_OBJECTS + 1).try_collect::<Vec<ObjectMeta>>();
+        let found = within(MAX_LISTING, found).await.map_err(Refused::Store)?;
         let mut found = found.map_err(|error| match &error {
             Error::InvalidPath { .. } => Refused::Model(error_text::of(&error)),
             _ => Refused::Store(self.failed(&folder, &error)),
@@ -244,7 +251,8 @@ impl Store for ObjectRepository {
     }
 
     fn poll(&self) -> io::Result<Vec<(String, Stamp)>> {
-        Ok(self.record_poll(self.availability.poll_or(|| self.wait(self.list_stamps()))))
+        let listed = || self.wait(async { within(MAX_LISTING_OF_ALL, self.list_stamps()).await? });
+        Ok(self.record_poll(self.availability.poll_or(listed)))
     }
 
     fn has(&self, model: &str) -> bool {
@@ -270,10 +278,35 @@ impl Store for ObjectRepository {
     }
 }
 
+/// Waits for a listing.
+///
+/// # Errors
+/// The listing does not end in time.
+async fn within<T>(limit: Duration, listing: impl Future<Output = T>) -> io::Result<T> {
+    clock::timeout(limit, listing).await.ok_or_else(|| {
+        let seconds = limit.as_secs();
+        io::Error::new(ErrorKind::TimedOut, format!("the listing of its objects has not ended within {seconds} s"))
+    })
+}
+
 impl Object {
     fn new(meta: ObjectMeta) -> Self {
         let about =
             format!("{}\n{}\n{}\n{:?}\n{:?}", meta.location, meta.size, meta.last_modified, meta.e_tag, meta.version);
         Self { content: blake3::hash(about.as_bytes()).to_hex().to_string(), meta }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_listing_that_never_ends_is_an_error() {
+        let error = within(Duration::from_millis(1), std::future::pending::<()>()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        assert!(error.to_string().starts_with("the listing of its objects has not ended within"), "{error}");
+        assert_eq!(within(MAX_LISTING, async { 1 }).await.unwrap(), 1);
     }
 }

@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use pharos::repository::Override;
+use pharos::repository::{LoadScope, Override};
 
 use super::files::{ModelFiles, TemporaryDirectories};
 
@@ -16,6 +16,8 @@ use super::files::{ModelFiles, TemporaryDirectories};
 pub(crate) struct Overrides {
     /// The configuration in JSON.
     pub(crate) config: String,
+    /// What the client may bring.
+    pub(crate) scope: LoadScope,
     /// The model's files, if the client sent any.
     pub(crate) files: Option<Arc<ModelFiles>>,
 }
@@ -25,10 +27,10 @@ impl Overrides {
     ///
     /// # Errors
     /// They cannot be written.
-    pub(crate) fn new(sent: Override, directories: &TemporaryDirectories) -> io::Result<Self> {
+    pub(crate) fn new(sent: Override, scope: LoadScope, directories: &TemporaryDirectories) -> io::Result<Self> {
         let Override { config, files } = sent;
         if files.is_empty() {
-            return Ok(Self { config, files: None });
+            return Ok(Self { config, scope, files: None });
         }
         let (path, above) = directories.next()?;
         let local = ModelFiles::temporary(path.clone(), path, above);
@@ -37,7 +39,7 @@ impl Overrides {
             write(local.path(), &full, &bytes)
                 .map_err(|error| io::Error::new(error.kind(), format!("cannot write '{}': {error}", path.display())))?;
         }
-        Ok(Self { config, files: Some(Arc::new(local)) })
+        Ok(Self { config, scope, files: Some(Arc::new(local)) })
     }
 }
 
@@ -61,7 +63,8 @@ mod tests {
 
     fn given(files: &[(&str, &'static str)], directories: &TemporaryDirectories) -> io::Result<Overrides> {
         let files = files.iter().map(|(path, text)| (PathBuf::from(path), Bytes::from_static(text.as_bytes())));
-        Overrides::new(Override { config: "{}".to_owned(), files: files.collect() }, directories)
+        let sent = Override { config: "{}".to_owned(), files: files.collect() };
+        Overrides::new(sent, LoadScope::Code, directories)
     }
 
     #[test]

@@ -10,6 +10,7 @@ use pharos::wire::{Device, Loaded, ToWorker};
 use tokio::sync::mpsc;
 
 use super::STOP_TIMEOUT;
+use super::warmup::WarmUpBatch;
 use crate::memory::Share;
 use crate::process::{TemporaryFiles, WorkerProcess};
 use crate::wire::{Part, SharedLink};
@@ -73,6 +74,9 @@ pub(super) struct Warming {
     /// The number of completed runs of all warm-ups.
     pub(super) over: u32,
     pub(super) name: String,
+    /// The index of its warm-up, and the requests of all runs of it.
+    pub(super) index: usize,
+    pub(super) batch: Arc<WarmUpBatch>,
     pub(super) parts: Vec<Arc<Part>>,
     pub(super) since: Instant,
     /// The first error among the responses of a decoupled model.

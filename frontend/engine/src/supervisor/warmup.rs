@@ -13,19 +13,26 @@ use super::Instance;
 use super::running::{Running, Warming, failure};
 use crate::wire::{Part, ToSend};
 use crate::worker_session::WARM_UP;
-use pharos_os::clock;
+use pharos_os::{blocking, clock};
 
-/// Requests that an instance executes as one batch before it is ready.
+/// A warm-up of the model's configuration. Its requests are made for its runs and dropped after them: they may take gigabytes, and
+/// an instance has those of one warm-up at a time.
 pub(crate) struct WarmUp {
     pub(crate) name: String,
     /// The number of runs.
     pub(crate) count: u32,
+    /// Makes the requests. Blocks.
+    pub(crate) make: Box<dyn Fn() -> Result<WarmUpBatch, String> + Send + Sync>,
+}
+
+/// Requests that an instance executes as one batch before it is ready.
+pub(crate) struct WarmUpBatch {
     pub(crate) parts: Vec<(InferRequest, Checked)>,
     /// The control inputs given in the model's configuration.
     pub(crate) controls: Vec<InferInput>,
 }
 
-impl WarmUp {
+impl WarmUpBatch {
     /// Returns the batch with the current time in its stamps.
     fn parts(&self, now: Instant) -> Vec<Arc<Part>> {
         let part = |(request, checked): &(InferRequest, Checked)| {
@@ -55,31 +62,62 @@ impl Instance {
         }
     }
 
-    /// Sends the warm-up run after `over` completed ones; after the last run, the instance is ready.
-    pub(super) fn warm_up(&self, over: u32, machine: &mut Supervisor, running: &mut Option<Running>) {
-        let mut runs =
-            self.plan.warmups.iter().flat_map(|warm_up| std::iter::repeat_n(warm_up, warm_up.count as usize));
+    /// Sends the warm-up run after `over` completed ones; after the last run, the instance is ready. `last` is the warm-up of the last
+    /// run, by its index, and its requests.
+    pub(super) async fn warm_up(
+        &self,
+        over: u32,
+        last: Option<(usize, Arc<WarmUpBatch>)>,
+        machine: &mut Supervisor,
+        running: &mut Option<Running>,
+    ) {
+        let all = self.plan.warmups.iter().enumerate();
+        let mut runs = all.flat_map(|(index, warm_up)| std::iter::repeat_n((index, warm_up), warm_up.count as usize));
         let next = runs.nth(over as usize);
-        let (Some(running), Some(warm_up)) = (running.as_mut(), next) else { return machine.ready(clock::now()) };
+        let (Some(running), Some((index, warm_up))) = (running.as_mut(), next) else {
+            return machine.ready(clock::now());
+        };
+        let batch = match last {
+            Some((last, batch)) if last == index => batch,
+            other => {
+                // Before the next ones are made.
+                drop(other);
+                let plan = self.plan.clone();
+                let make =
+                    move || plan.warmups.get(index).map_or_else(|| Err(String::new()), |warm_up| (warm_up.make)());
+                let made = self.unless_stopped(blocking::run(make)).await;
+                match made.map(|made| made.unwrap_or_else(|error| Err(error.to_string()))) {
+                    Some(Ok(batch)) => Arc::new(batch),
+                    Some(Err(error)) => return machine.load_failed(failure(&warm_up.name, error), clock::now()),
+                    None => return machine.stop(clock::now()),
+                }
+            }
+        };
         let since = clock::now();
-        let parts = warm_up.parts(since);
-        let (batch, controls) = (WARM_UP + u64::from(over), &warm_up.controls);
-        let to_send = ToSend { batch, flags: 0, parts: &parts, steps: &[], controls, resumed: Vec::new() };
+        let parts = batch.parts(since);
+        let number = WARM_UP + u64::from(over);
+        let controls = &batch.controls;
+        let to_send = ToSend { batch: number, flags: 0, parts: &parts, steps: &[], controls, resumed: Vec::new() };
         match running.link.execute(&self.driver.config, &to_send) {
-            Ok(()) => running.warming = Some(Warming { over, name: warm_up.name.clone(), parts, since, failed: None }),
+            Ok(()) => {
+                let name = warm_up.name.clone();
+                running.warming = Some(Warming { over, name, index, batch, parts, since, failed: None });
+            }
             Err(error) => machine.load_failed(failure(&warm_up.name, error), since),
         }
     }
 
-    pub(super) fn warmed_up(&self, done: &Done, machine: &mut Supervisor, running: &mut Option<Running>) {
+    pub(super) async fn warmed_up(&self, done: &Done, machine: &mut Supervisor, running: &mut Option<Running>) {
         let Some(link) = running.as_ref().map(|running| running.link.clone()) else { return };
         link.inputs_read(done);
         let Some(warming) = running.as_mut().and_then(|running| running.warming.take()) else { return };
         let recorded = self.driver.warmed_up(&warming.parts, &link, done, warming.since);
         link.inputs_lent(done);
-        match recorded.and(warming.failed.map_or(Ok(()), Err)) {
-            Ok(()) => self.warm_up(warming.over + 1, machine, running),
-            Err(error) => machine.load_failed(failure(&warming.name, error), clock::now()),
+        let Warming { over, name, index, batch, parts, failed, .. } = warming;
+        drop(parts);
+        match recorded.and(failed.map_or(Ok(()), Err)) {
+            Ok(()) => self.warm_up(over + 1, Some((index, batch)), machine, running).await,
+            Err(error) => machine.load_failed(failure(&name, error), clock::now()),
         }
     }
 }

@@ -161,6 +161,7 @@ impl Models {
             return Ok(service.load_model(&name, Vec::new()).await?);
         }
         check_model_name(&name).map_err(InferError::invalid)?;
+        service.check_registration(&name, url)?;
         let (place, called) = (url.to_owned(), name.clone());
         let found = blocking::run(move || find(&place, &called)).await;
         let found = found.map_err(|error| InferError::internal(format!("'{url}' cannot be read: {error}")))?;

@@ -5,11 +5,13 @@ use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pharos::metrics::tslog::File;
 use pharos::timeline::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use super::RETRY;
@@ -27,9 +29,44 @@ pub(super) trait Sink {
     fn waits(&self) -> bool;
 }
 
+/// The directory of the files. One process writes there at a time: the lines of two would be mixed.
+pub(super) struct Folder {
+    path: PathBuf,
+    /// The locked directory, once it is. Used by the writing thread only.
+    lock: Mutex<Option<fs::File>>,
+}
+
+impl Folder {
+    pub(super) fn new(path: &Path) -> Arc<Self> {
+        Arc::new(Self { path: path.to_owned(), lock: Mutex::default() })
+    }
+
+    /// Creates the directory and locks it for this process.
+    fn ensure_locked(&self) -> io::Result<()> {
+        let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        if lock.is_some() {
+            return Ok(());
+        }
+        fs::create_dir_all(&self.path)?;
+        let directory = fs::File::open(&self.path)?;
+        match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => {
+                let path = self.path.display();
+                return Err(io::Error::other(format!(
+                    "another server writes its metric logs to '{path}'; give each server its own directory"
+                )));
+            }
+            // A file system without such locks.
+            Ok(()) | Err(_) => *lock = Some(directory),
+        }
+        Ok(())
+    }
+}
+
 /// One of the log files.
 pub(super) struct LogFile {
     pub(super) file: File,
+    folder: Arc<Folder>,
     path: PathBuf,
     max_bytes: u64,
     archive: Archive,
@@ -43,13 +80,16 @@ pub(super) struct LogFile {
 }
 
 impl LogFile {
-    /// Opens or creates the file in the directory `location`; a failure is retried with the first lines. The file is archived at
+    /// Opens or creates the file in a directory; a failure is retried with the first lines. The file is archived at
     /// `max_bytes`; `keep` archived files are kept.
-    pub(super) fn open(file: File, location: &Path, (max_bytes, keep): (u64, usize)) -> Self {
+    pub(super) fn open(file: File, folder: Arc<Folder>, (max_bytes, keep): (u64, usize)) -> Self {
+        let location = folder.path.as_path();
         let archive = Archive::new(location, file.as_str(), keep);
+        let path = location.join(format!("{}.log", file.as_str()));
         let mut new = Self {
             file,
-            path: location.join(format!("{}.log", file.as_str())),
+            folder,
+            path,
             max_bytes,
             archive,
             open: None,
@@ -152,6 +192,7 @@ impl LogFile {
                 return Ok(own.len());
             }
         }
+        self.folder.ensure_locked()?;
         if let Some(directory) = self.path.parent() {
             fs::create_dir_all(directory)?;
         }

@@ -26,7 +26,7 @@ impl Logs {
     }
 
     fn open(&self, max_bytes: u64, keep: usize) -> LogFile {
-        LogFile::open(File::Ts, &self.path(), (max_bytes, keep))
+        LogFile::open(File::Ts, Folder::new(&self.path()), (max_bytes, keep))
     }
 
     fn log(&self) -> PathBuf {
@@ -54,6 +54,21 @@ fn gunzip(path: &Path) -> String {
     let mut text = String::new();
     GzDecoder::new(fs::File::open(path).unwrap()).read_to_string(&mut text).unwrap();
     text
+}
+
+#[test]
+fn one_writer_has_a_directory() {
+    let folder = Logs::new();
+    let mut first = folder.open(0, 2);
+    write(&mut first, "cut", 1);
+    let mut second = folder.open(0, 2);
+    write(&mut second, "b\n", 1);
+    write(&mut second, "c\n", 10);
+    assert_eq!(fs::read_to_string(folder.log()).unwrap(), "cut", "the second writes nothing, and completes no line");
+    assert!(second.waits() && second.take_counts().1 > 0);
+    drop(first);
+    write(&mut second, "d\n", 20);
+    assert_eq!(fs::read_to_string(folder.log()).unwrap(), "cut\nb\nc\nd\n");
 }
 
 #[test]

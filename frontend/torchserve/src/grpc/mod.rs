@@ -28,7 +28,7 @@ use self::accounting::CallEnd;
 use self::inference::Inference;
 use self::management::ManagementService;
 use super::Settings;
-use super::guard::{Denied, NO_MODEL_API, RequiredAccess, purpose};
+use super::guard::{Denied, NO_MODEL_API, OPEN_SETTINGS, RequiredAccess, purpose};
 use super::rest::{AccessLog, BODY_TIMEOUT, Shared, V2Gate};
 use super::token::{FAILED, Purpose};
 use pharos_listener::access::DeniedAnswer;
@@ -209,6 +209,7 @@ impl Port {
         Some(match self.shared.guard.check(Protocol::Grpc, wanted, request.headers()).err()? {
             Denied::Key(_) => (Status::permission_denied(FAILED), Reason::Unauthenticated),
             Denied::ModelApi => (Status::permission_denied(NO_MODEL_API), Reason::Restricted),
+            Denied::Settings => (Status::permission_denied(OPEN_SETTINGS), Reason::Restricted),
             Denied::Server(denied) => {
                 let DeniedAnswer { code, text, reason, .. } = denied.over_grpc();
                 (Status::new(Code::from_i32(code.into()), text), reason)

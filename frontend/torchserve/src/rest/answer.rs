@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::RequestHead;
 use crate::Refused;
-use crate::guard::{Denied, NO_MODEL_API};
+use crate::guard::{Denied, NO_MODEL_API, OPEN_SETTINGS};
 use crate::registry::ManagementOutcome;
 use crate::settings::Cors;
 
@@ -78,6 +78,7 @@ pub(super) fn denied(denied: Denied) -> (Response, Reason) {
     let denied = match denied {
         Denied::Key(refused) => return (refusal(&refused), refused.reason),
         Denied::ModelApi => return (kserve_error(StatusCode::FORBIDDEN, NO_MODEL_API), Reason::Restricted),
+        Denied::Settings => return (kserve_error(StatusCode::FORBIDDEN, OPEN_SETTINGS), Reason::Restricted),
         Denied::Server(denied) => denied.over_http(),
     };
     let status = StatusCode::from_u16(denied.code).unwrap_or(StatusCode::FORBIDDEN);

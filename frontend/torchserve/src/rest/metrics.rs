@@ -5,7 +5,7 @@ use axum::response::Response;
 use http::header::{ACCEPT, CONTENT_TYPE, HeaderValue};
 use pharos::metrics::catalog::MetricSpec;
 use pharos::metrics::exposition::{self, Encoding, Format, Names, java_client};
-use pharos_os::blocking;
+use pharos_listener::renderings::Rendered;
 
 use super::{RequestHead, Shared};
 use crate::{Refused, form};
@@ -22,17 +22,20 @@ pub(super) async fn metrics(shared: &Shared, head: &RequestHead) -> Result<Respo
         Encoding::Text(_) => Encoding::Text(Format::Text),
     };
     let service = shared.service.clone();
-    // Runs on a blocking thread: rendering thousands of series takes milliseconds and would delay inference.
+    let document = format!("{encoding:?} {names:?}");
+    // On a blocking thread: rendering thousands of series takes milliseconds and would delay inference.
     let render = move || {
         let cache = service.current_metrics();
-        match encoding {
+        let mut body = match encoding {
             Encoding::Protobuf => exposition::encode(&cache, encoding, &names),
             Encoding::Text(_) => java_client::render(&cache, &names, help).into_bytes(),
-        }
+        };
+        body.shrink_to_fit();
+        Rendered { coding: None, body: body.into() }
     };
-    let rendered = blocking::run(render).await;
-    let rendered = rendered.map_err(|error| Refused::internal(format!("Cannot render the metrics: {error}")))?;
-    let mut response = Response::new(Body::from(rendered));
+    let rendered = shared.renderings.get(document, render).await;
+    let rendered = rendered.map_err(|_| Refused::internal("Cannot render the metrics; the log has the reason"))?;
+    let mut response = Response::new(Body::from(rendered.body));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(encoding.content_type()));
     Ok(response)
 }

@@ -36,6 +36,7 @@ use pharos_listener::answering::{Account, Gate as _};
 use pharos_listener::http_service::Handle;
 use pharos_listener::load_report::Requested;
 use pharos_listener::receiving::Budget;
+use pharos_listener::renderings::Renderings;
 use pharos_listener::response_timing::ResponseTiming;
 use pharos_listener::routing::Routes;
 use pharos_os::clock;
@@ -69,6 +70,7 @@ pub(crate) struct Shared {
     pub(super) event_loops: EventLoops,
     pub(super) timing: ResponseTiming,
     pub(super) ids: Ids,
+    pub(super) renderings: Renderings,
     /// Returns a document of the live page.
     pub(super) page: Page,
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use pharos::error::InferError;
 use pharos::infer::{InferInput, InferRequest};
-use pharos::repository::Override;
 use pharos::repository::memory_budget::Memory;
+use pharos::repository::{LoadScope, Override};
 use pharos::tensor::{DataType, Tensor};
 use pharos::timeline::Instant;
 use tokio::task::JoinHandle;
@@ -160,7 +160,7 @@ impl World {
     fn load_with(&mut self, model: String, config: Option<Override>) {
         let (loader, name) = (self.loader.clone(), model.clone());
         self.clients.begin(Operation::Load(model), async move {
-            loader.load_model(&name, config).await.map(|()| None).map_err(|error| error.message)
+            loader.load_model(&name, config, LoadScope::Code).await.map(|()| None).map_err(|error| error.message)
         });
     }
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pharos::model::ModelConfig;
+use pharos::model::{LoadLimits, ModelConfig};
 use pharos::repository::memory_budget::{Memory, MemoryBytes};
 use pharos::service::ModelPolicy;
 use pharos::supervisor;
@@ -124,6 +124,7 @@ impl Repository {
             },
             model_policy: Arc::new(NoPolicy),
             config_name: None,
+            load_limits: LoadLimits::default(),
             load_threads: 1 + usize::try_from(random.below(4)).unwrap(),
             load_retries: u32::try_from(random.below(2)).unwrap(),
             start_timeout: Duration::from_secs(5),
