@@ -196,7 +196,7 @@ struct Labels<'a>(Vec<(&'a str, &'a str)>);
 
 impl<'a> Labels<'a> {
     fn new(spec: &MetricSpec, labels: &[(&'a str, &'a str)]) -> Self {
-        let ordered = if spec.extensible { &[][..] } else { &spec.dimensions };
+        let ordered = if spec.described { &[][..] } else { &spec.dimensions };
         let place = |label: &str| ordered.iter().position(|name| name == label).unwrap_or(usize::MAX);
         let mut labels = labels.to_vec();
         labels.sort_unstable_by_key(|(name, _)| (place(name), *name));
