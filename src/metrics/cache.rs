@@ -12,10 +12,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use super::alias::{AliasCounts, ByAlias, Naming};
+use super::alignment::{align, is_host};
 use super::builtin::Builtin;
-use super::catalog::{Catalog, Difference, Kind, MAX_UNIT, MetricSpec, Mode, Views};
+use super::catalog::{Catalog, Difference, Kind, MAX_UNIT, MetricSpec, Mode, RECORDED_BY_WORKER, Views};
 use super::channel::Definition;
-use super::family::{Family, Registry};
+use super::family::{Family, Found, Registry};
 use super::journal::Journal;
 use super::series::{ModelSeries, RequestSeries};
 use super::summary::CoarseClock;
@@ -327,6 +328,15 @@ impl Cache {
     }
 
     fn handle(&self, kind: Kind, name: &str, labels: &[&str]) -> Result<Arc<Series>, SampleError> {
+        loop {
+            if let Some(series) = self.current_handle(kind, name, labels)? {
+                return Ok(series);
+            }
+        }
+    }
+
+    /// Returns the series of a metric; `None` if the definition changed meanwhile.
+    fn current_handle(&self, kind: Kind, name: &str, labels: &[&str]) -> Result<Option<Arc<Series>>, SampleError> {
         let registry = self.registry();
         let Some(family) = registry.family(name) else {
             if registry.catalog().is_disabled(name) {
@@ -352,79 +362,90 @@ impl Cache {
     }
 
     /// Returns the series for a sample of a worker or another program, created at 0 on first use. Fills in a missing
-    /// host label. Defines an unknown metric if detection is on.
+    /// host label. Defines an unknown metric if detection is on, and adds new labels to a detected one.
     ///
     /// # Errors
     /// The metric, its type, or its labels are not allowed.
     pub fn resolve(&self, definition: &Definition) -> Result<Arc<Series>, SampleError> {
+        loop {
+            if let Some(series) = self.current_series(definition)? {
+                return Ok(series);
+            }
+        }
+    }
+
+    /// Returns the series for a sample; `None` if the definition changed meanwhile or has been completed for this sample.
+    fn current_series(&self, definition: &Definition) -> Result<Option<Arc<Series>>, SampleError> {
         let registry = self.registry();
-        let Some(family) = registry.family(&definition.name) else {
-            let registry = self.detect(definition)?;
-            let family = registry.family(&definition.name);
-            let family = family.ok_or_else(|| SampleError::Undeclared(Box::new(definition.clone())))?;
-            return self.bounded(family, &self.values(&family.spec, definition)?);
+        let Some(family) = registry.family_of(&definition.name, definition.kind) else {
+            self.detect(definition)?;
+            return Ok(None);
         };
         let spec = &family.spec;
         if spec.builtin.is_some() {
             return Err(SampleError::Reserved(definition.name.clone()));
         }
         if let Some(given) = definition.kind.filter(|kind| *kind != spec.kind) {
+            if spec.detected && !spec.described && !family.views.prometheus {
+                self.detect(definition)?;
+                return Ok(None);
+            }
             return Err(SampleError::WrongKind { metric: spec.name.clone(), expected: spec.kind, given });
+        }
+        let is_new = |(label, _): &(String, String)| !spec.dimensions.contains(label);
+        if spec.detected && !spec.described && definition.labels.iter().any(is_new) {
+            let labels: Vec<String> = definition.labels.iter().map(|(label, _)| label.clone()).collect();
+            self.widen(&spec.name, spec.kind, &labels)?;
+            return Ok(None);
         }
         self.bounded(family, &self.values(spec, definition)?)
     }
 
     /// Returns the label values in the order of the metric's dimensions.
     fn values(&self, spec: &MetricSpec, definition: &Definition) -> Result<Vec<String>, SampleError> {
-        let mut used = 0;
-        let mut values = Vec::with_capacity(spec.dimensions.len());
-        for dimension in &spec.dimensions {
-            if let Some((_, value)) = definition.labels.iter().find(|(name, _)| name == dimension) {
-                values.push(value.clone());
-                used += 1;
-            } else if spec.extensible {
-                values.push(String::new());
-            } else if is_host_label(dimension) {
-                values.push(self.settings.hostname.clone());
-            }
-        }
-        if values.len() != spec.dimensions.len() || used != definition.labels.len() {
-            let (metric, expected) = (spec.name.clone(), spec.dimensions.clone());
-            let given = definition.labels.iter().map(|(name, _)| name.clone()).collect();
-            return Err(SampleError::WrongLabels { metric, expected, given });
-        }
-        Ok(values)
+        let default = |label: &str| match label {
+            _ if spec.described => Some(""),
+            label if is_host(label) => Some(self.settings.hostname.as_str()),
+            _ => spec.detected.then_some(""),
+        };
+        let values = align(&spec.name, &definition.labels, &spec.dimensions, |_| false, default)?;
+        Ok(values.into_iter().map(str::to_owned).collect())
     }
 
-    /// Returns the series of these label values, or the series `other` beyond the limit. Built-in metrics have no limit:
-    /// their label values are closed lists, models, instances, devices and metrics, and no request can add to these.
-    fn bounded(&self, family: &Family, labels: &[String]) -> Result<Arc<Series>, SampleError> {
-        let missing = || SampleError::BadValue(format!("metric `{}` has no room for a series", family.spec.name));
+    /// Returns the series of these label values, or the series `other` beyond the limit; `None` if the family has ended. Built-in
+    /// metrics have no limit: their label values are closed lists, models, instances, devices and metrics, and no request can
+    /// add to these.
+    fn bounded(&self, family: &Family, labels: &[String]) -> Result<Option<Arc<Series>>, SampleError> {
+        let unlimited = |labels: &[String]| match family.series(labels, usize::MAX, &self.clock) {
+            Found::Series(series) => Some(series),
+            Found::Full | Found::Ended => None,
+        };
         // Also ends the recursion through `count` below.
         if family.spec.builtin.is_some() {
-            return family.series(labels, usize::MAX, &self.clock).ok_or_else(missing);
+            return Ok(unlimited(labels));
         }
-        if let Some(long) = labels.iter().find(|label| label.len() > MAX_LABEL_BYTES) {
-            return Err(SampleError::LabelTooLong { metric: family.spec.name.clone(), length: long.len() });
-        }
+        check_lengths(&family.spec.name, labels)?;
         let most = match family.spec.kind {
             Kind::Summary => self.settings.max_series.min(MAX_LARGE_SERIES_PER_METRIC),
             _ if family.spec.native.is_some() => self.settings.max_series.min(MAX_LARGE_SERIES_PER_METRIC),
             _ => self.settings.max_series,
         };
-        if let Some(series) = family.series(labels, most, &self.clock) {
-            return Ok(series);
+        match family.series(labels, most, &self.clock) {
+            Found::Series(series) => Ok(Some(series)),
+            Found::Ended => Ok(None),
+            Found::Full => {
+                self.count(Builtin::SeriesOverflowed, &[&family.spec.name], 1.0);
+                let other = vec![OTHER.to_owned(); labels.len()];
+                Ok(unlimited(&other))
+            }
         }
-        self.count(Builtin::SeriesOverflowed, &[&family.spec.name], 1.0);
-        let other = vec![OTHER.to_owned(); labels.len()];
-        // Cannot fail, because there is no limit for this series.
-        family.series(&other, usize::MAX, &self.clock).ok_or_else(missing)
     }
 
     /// Defines a metric by its first sample: type, unit and labels.
-    fn detect(&self, definition: &Definition) -> Result<Arc<Registry>, SampleError> {
+    fn detect(&self, definition: &Definition) -> Result<(), SampleError> {
         let Definition { name, kind, unit, labels } = definition;
-        if self.registry().catalog().is_disabled(name) {
+        // What the server's own code in workers records is off if the file leaves it out, as metrics of the frontend are.
+        if self.registry().catalog().is_disabled(name) || RECORDED_BY_WORKER.contains(&name.as_str()) {
             return Err(SampleError::Disabled(name.clone()));
         }
         if unit.len() > MAX_UNIT {
@@ -433,6 +454,7 @@ impl Cache {
         if !self.settings.auto_detect {
             return Err(SampleError::Undeclared(Box::new(definition.clone())));
         }
+        check_lengths(name, labels.iter().map(|(_, value)| value))?;
         let dimensions: Vec<String> = labels.iter().map(|(label, _)| label.clone()).collect();
         self.register(MetricSpec::detected(name, kind.unwrap_or(Kind::Gauge), unit, dimensions))
     }
@@ -467,9 +489,12 @@ impl Cache {
     }
 }
 
-/// Returns whether a label of this name gets the host's name.
-fn is_host_label(name: &str) -> bool {
-    name.eq_ignore_ascii_case("hostname")
+/// Checks the label values of a metric.
+fn check_lengths<'a>(metric: &str, values: impl IntoIterator<Item = &'a String>) -> Result<(), SampleError> {
+    match values.into_iter().find(|value| value.len() > MAX_LABEL_BYTES) {
+        Some(long) => Err(SampleError::LabelTooLong { metric: metric.to_owned(), length: long.len() }),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -615,8 +640,8 @@ model_metrics:
         let again = cache.resolve(&definition("New", Kind::Counter, &[("a", "1")])).unwrap();
         assert_eq!(again.value(), 2.0);
         assert!(matches!(
-            cache.resolve(&definition("New", Kind::Counter, &[("b", "1")])),
-            Err(SampleError::WrongLabels { .. })
+            cache.resolve(&definition("Orders", Kind::Counter, &[("shop", "a"), ("b", "1")])),
+            Err(SampleError::UnknownLabel { .. })
         ));
         for (name, label) in [("two words", "a"), ("CPUUtilization", "a"), ("fine", "dash-label")] {
             let refused = cache.resolve(&definition(name, Kind::Gauge, &[(label, "1")]));

@@ -140,23 +140,25 @@ pub struct MetricSpec {
     pub also_as: Vec<OtherName>,
     /// The built-in metric, if the server itself records it.
     pub builtin: Option<Builtin>,
-    /// Whether the metric was created by a sample or a model instead of the file.
+    /// Whether the metric was created by a sample or a model instead of the file. Its series may then omit labels (the
+    /// value is empty), and a series with new labels adds them to `dimensions`. It ends with its last series.
     pub detected: bool,
-    /// Whether a model described the metric. Its series may then omit labels (the value is empty), and a series with
-    /// new labels appends them to `dimensions`.
-    pub extensible: bool,
+    /// Whether a model described the detected metric, as in Triton.
+    pub described: bool,
+    /// Whether the last of the labels is one for the host that the form of the file added.
+    pub host_is_added: bool,
 }
 
 impl MetricSpec {
-    /// Returns the names and values of a series' labels. Omits the empty labels of an open metric: the series does not have them.
+    /// Returns the names and values of a series' labels. Omits the empty labels of a detected metric: the series does not have them.
     pub(super) fn labelled<'a>(&'a self, values: &'a [String]) -> impl Iterator<Item = (&'a str, &'a str)> {
         let pairs = self.dimensions.iter().zip(values).map(|(name, value)| (name.as_str(), value.as_str()));
-        pairs.filter(|(_, value)| !self.extensible || !value.is_empty())
+        pairs.filter(|(_, value)| !self.detected || !value.is_empty())
     }
 
     /// Returns whether scrapes show its labels in alphabetical order, as in Triton, and not in that of the definition.
     pub(super) fn has_sorted_labels(&self) -> bool {
-        self.extensible || self.builtin.is_some_and(Builtin::has_labels_of_triton)
+        self.described || self.builtin.is_some_and(Builtin::has_labels_of_triton)
     }
 
     /// Returns whether it is a gauge whose series is created before it is measured, and shown from then on.
@@ -197,7 +199,8 @@ impl MetricSpec {
             also_as: Vec::new(),
             builtin: None,
             detected: true,
-            extensible: false,
+            described: false,
+            host_is_added: false,
         }
     }
 }
@@ -308,9 +311,15 @@ impl Catalog {
         Self::new(self.globals, (self.specs, self.disabled), self.places)
     }
 
-    /// Returns the catalog with this definition in place of the one of the same name.
+    /// Returns the catalog without the active metric of this name.
+    pub(super) fn without(mut self, name: &str) -> Self {
+        self.specs.retain(|spec| spec.name != name);
+        Self::new(self.globals, (self.specs, self.disabled), self.places)
+    }
+
+    /// Returns the catalog with this definition in place of the one of the same name and type.
     pub(super) fn with_changed(mut self, spec: MetricSpec) -> Self {
-        if let Some(changed) = self.specs.iter_mut().find(|old| old.name == spec.name) {
+        if let Some(changed) = self.specs.iter_mut().find(|old| old.name == spec.name && old.kind == spec.kind) {
             *changed = spec;
         }
         Self::new(self.globals, (self.specs, self.disabled), self.places)

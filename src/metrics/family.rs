@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::builtin::Builtin;
-use super::catalog::{Catalog, MetricSpec, Views};
+use super::catalog::{Catalog, Kind, MetricSpec, Views};
 use super::cell::Cell;
 use super::journal::{Journal, Line};
 use super::reading::{Details, Reading};
@@ -90,8 +90,24 @@ impl Series {
     }
 }
 
-/// Series by label values, in the order in which views show them.
-type Members = BTreeMap<Box<[String]>, Arc<Series>>;
+/// The series of a family.
+#[derive(Debug, Default)]
+struct Members {
+    /// By label values, in the order in which views show them.
+    by_labels: BTreeMap<Box<[String]>, Arc<Series>>,
+    /// Whether another family has taken over the series, or the metric is removed. No series is created any more.
+    has_ended: bool,
+}
+
+/// The result of a look-up that may create a series.
+pub(super) enum Found {
+    /// The series.
+    Series(Arc<Series>),
+    /// The series would exceed the limit.
+    Full,
+    /// The family has ended: it must be looked up again.
+    Ended,
+}
 
 /// All series of one metric.
 #[derive(Debug)]
@@ -141,64 +157,98 @@ impl Family {
         // Sums of values in two units of time would be of no unit. Another name of other units changes no value.
         let times = old.time_unit().zip(spec.time_unit());
         if same && old.native == spec.native && times.is_none_or(|(old, new)| old == new) {
-            let members = self.read();
-            let members = members.iter().map(|(labels, old)| (labels.clone(), new.member(labels, old.cell.clone())));
-            *new.write() = members.collect();
+            new.take_over(self);
         }
+        self.end();
         new
+    }
+
+    /// Shares the cells of an earlier family of the metric, which ends.
+    fn take_over(&self, earlier: &Self) {
+        let mut members = earlier.write();
+        members.has_ended = true;
+        let renewed = members.by_labels.iter().map(|(labels, old)| {
+            let labels = self.labels_of(&earlier.spec, labels);
+            let series = self.member(&labels, old.cell.clone());
+            (labels, series)
+        });
+        self.write().by_labels = renewed.collect();
+    }
+
+    fn end(&self) {
+        self.write().has_ended = true;
+    }
+
+    /// Ends the family if it has no series. Returns whether it has ended.
+    fn end_if_empty(&self) -> bool {
+        let mut members = self.write();
+        members.has_ended |= members.by_labels.is_empty();
+        members.has_ended
+    }
+
+    /// Returns whether it has no series.
+    pub(super) fn is_empty(&self) -> bool {
+        self.read().by_labels.is_empty()
     }
 
     /// Returns all series.
     pub(super) fn all(&self) -> Vec<Arc<Series>> {
-        self.read().values().cloned().collect()
+        self.read().by_labels.values().cloned().collect()
     }
 
     /// Returns the series of these label values, if it exists.
     pub(super) fn get(&self, labels: &[String]) -> Option<Arc<Series>> {
-        self.read().get(labels).cloned()
+        self.read().by_labels.get(labels).cloned()
     }
 
-    /// Returns the series of these label values and creates it if it is new; `None` if that would exceed `most` series.
-    pub(super) fn series(&self, labels: &[String], most: usize, clock: &Arc<CoarseClock>) -> Option<Arc<Series>> {
+    /// Returns the series of these label values and creates it if it is new, unless that would exceed `most` series.
+    pub(super) fn series(&self, labels: &[String], most: usize, clock: &Arc<CoarseClock>) -> Found {
         if let Some(series) = self.get(labels) {
-            return Some(series);
+            return Found::Series(series);
         }
         let mut members = self.write();
-        if members.len() >= most && !members.contains_key(labels) {
-            return None;
+        if members.has_ended {
+            return Found::Ended;
         }
-        let series = members.entry(labels.into()).or_insert_with(|| {
-            self.member(labels, Arc::new(Cell::new(&self.spec, clock, Arc::clone(&self.transactions))))
-        });
-        Some(Arc::clone(series))
+        if members.by_labels.len() >= most && !members.by_labels.contains_key(labels) {
+            return Found::Full;
+        }
+        let new = || self.member(labels, Arc::new(Cell::new(&self.spec, clock, Arc::clone(&self.transactions))));
+        Found::Series(Arc::clone(members.by_labels.entry(labels.into()).or_insert_with(new)))
     }
 
     /// Removes the series for which `gone` returns true.
     pub(super) fn remove(&self, mut gone: impl FnMut(&Series) -> bool) {
-        self.write().retain(|_, series| !gone(series));
+        self.write().by_labels.retain(|_, series| !gone(series));
     }
 
-    /// Removes the series of these label values if it has this cell.
-    pub(super) fn remove_one(&self, labels: &[String], cell: &Arc<Cell>) {
-        let labels = self.filled(labels);
+    /// Removes a series, which may be a handle from before labels were added. Returns `false` if the family has ended: it must be
+    /// looked up again.
+    pub(super) fn remove_one(&self, series: &Series) -> bool {
+        let labels = self.labels_of(&series.spec, &series.labels);
         let mut members = self.write();
-        if members.get(&labels).is_some_and(|series| Arc::ptr_eq(&series.cell, cell)) {
-            members.remove(&labels);
+        if members.has_ended {
+            return false;
         }
+        if members.by_labels.get(&labels).is_some_and(|member| Arc::ptr_eq(&member.cell, &series.cell)) {
+            members.by_labels.remove(&labels);
+        }
+        true
     }
 
-    /// Extends label values from before labels were added with empty ones.
-    fn filled(&self, labels: &[String]) -> Box<[String]> {
-        let missing = self.spec.dimensions.len().saturating_sub(labels.len());
-        labels.iter().cloned().chain(std::iter::repeat_n(String::new(), missing)).collect()
+    /// Returns the values of a series from before labels were added: empty for the new labels.
+    fn labels_of(&self, earlier: &MetricSpec, values: &[String]) -> Box<[String]> {
+        let value = |label: &String| {
+            let at = earlier.dimensions.iter().position(|other| other == label)?;
+            values.get(at).cloned()
+        };
+        self.spec.dimensions.iter().map(|label| value(label).unwrap_or_default()).collect()
     }
 
-    /// Creates the family of the same metric with labels added at the end. The existing series have no values for them.
+    /// Creates the family of the same metric with further labels. The existing series have no values for them.
     fn widened(&self, catalog: &Catalog, spec: &MetricSpec) -> Self {
         let new = Self::new(catalog, spec, &self.journal, &self.transactions);
-        let members = self.read();
-        let members = members.iter().map(|(labels, old)| (new.filled(labels), old));
-        *new.write() = members.map(|(labels, old)| (labels.clone(), new.member(&labels, old.cell.clone()))).collect();
+        new.take_over(self);
         new
     }
 
@@ -217,6 +267,9 @@ pub struct Registry {
     catalog: Catalog,
     /// Indexed by metric id.
     families: Vec<Arc<Family>>,
+    /// Detected metrics with the name of another detected metric and a different type. Only metric logs show them: a scrape
+    /// has one type for each name, and lines have none.
+    namesakes: Vec<Arc<Family>>,
     journal: Arc<Journal>,
     transactions: Arc<Transactions>,
 }
@@ -225,40 +278,81 @@ impl Registry {
     pub(super) fn new(catalog: Catalog, journal: Arc<Journal>, transactions: Arc<Transactions>) -> Self {
         let family = |spec: &MetricSpec| Arc::new(Family::new(&catalog, spec, &journal, &transactions));
         let families = catalog.iter().map(|(_, spec)| family(spec)).collect();
-        Self { catalog, families, journal, transactions }
+        Self { catalog, families, namesakes: Vec::new(), journal, transactions }
     }
 
-    fn of_families(&self, catalog: Catalog, families: Vec<Arc<Family>>) -> Self {
-        Self { catalog, families, journal: Arc::clone(&self.journal), transactions: Arc::clone(&self.transactions) }
+    /// Creates a registry with other families.
+    fn changed(&self, catalog: Catalog, families: Vec<Arc<Family>>, namesakes: Vec<Arc<Family>>) -> Self {
+        Self {
+            catalog,
+            families,
+            namesakes,
+            journal: Arc::clone(&self.journal),
+            transactions: Arc::clone(&self.transactions),
+        }
     }
 
-    /// Creates the families of a new definition. Keeps the series of metrics that are compatible in both.
+    /// Creates the families of a new definition. Keeps the series of metrics that are compatible in both. Namesakes end: their
+    /// next samples create them again.
     pub(super) fn renewed(&self, catalog: Catalog) -> Self {
         let family = |spec: &MetricSpec| match self.family(&spec.name) {
             Some(old) => old.renewed(&catalog, spec),
             None => Family::new(&catalog, spec, &self.journal, &self.transactions),
         };
-        let families = catalog.iter().map(|(_, spec)| Arc::new(family(spec))).collect();
-        self.of_families(catalog, families)
+        let families: Vec<_> = catalog.iter().map(|(_, spec)| Arc::new(family(spec))).collect();
+        // The families of removed metrics end as well.
+        self.families.iter().chain(&self.namesakes).for_each(|old| old.end());
+        self.changed(catalog, families, Vec::new())
     }
 
-    /// Creates a registry with an additional family, of a metric that is not in this one.
+    /// Creates a registry with an additional family, of a metric whose name is not in this one.
     pub(super) fn with_detected(&self, spec: MetricSpec) -> Self {
         let catalog = self.catalog.clone().with_metric(spec.clone());
         let new = Arc::new(Family::new(&catalog, &spec, &self.journal, &self.transactions));
         let families = self.families.iter().cloned().chain([new]).collect();
-        self.of_families(catalog, families)
+        self.changed(catalog, families, self.namesakes.clone())
     }
 
-    /// Creates a registry in which the family of this metric has the labels of `spec`, added at the end.
+    /// Creates a registry with an additional family, of a metric whose name is in this one with another type.
+    pub(super) fn with_namesake(&self, spec: &MetricSpec) -> Self {
+        let new = Arc::new(Family::new(&self.catalog, spec, &self.journal, &self.transactions));
+        let namesakes = self.namesakes.iter().cloned().chain([new]).collect();
+        self.changed(self.catalog.clone(), self.families.clone(), namesakes)
+    }
+
+    /// Creates a registry without this detected metric; `None` if it has series. A metric of the same name and a different type
+    /// takes its place.
+    pub(super) fn without_detected(&self, name: &str, kind: Kind) -> Option<Self> {
+        let is_it = |family: &Arc<Family>| family.spec.name == name && family.spec.kind == kind;
+        let mut namesakes = self.namesakes.clone();
+        if let Some(at) = namesakes.iter().position(is_it) {
+            let ended = namesakes.remove(at).end_if_empty();
+            return ended.then(|| self.changed(self.catalog.clone(), self.families.clone(), namesakes));
+        }
+        let found = self.families.iter().find(|family| is_it(family) && family.spec.detected)?;
+        if !found.end_if_empty() {
+            return None;
+        }
+        let mut catalog = self.catalog.clone().without(name);
+        let mut families: Vec<_> = self.families.iter().filter(|family| !is_it(family)).cloned().collect();
+        if let Some(at) = namesakes.iter().position(|family| family.spec.name == name) {
+            let successor = namesakes.remove(at);
+            catalog = catalog.with_metric(MetricSpec::clone(&successor.spec));
+            families.push(successor);
+        }
+        Some(self.changed(catalog, families, namesakes))
+    }
+
+    /// Creates a registry in which the family of this metric has the labels of `spec`, which has further ones.
     pub(super) fn with_labels(&self, spec: MetricSpec) -> Self {
         let catalog = self.catalog.clone().with_changed(spec.clone());
-        let family = |old: &Arc<Family>| match old.spec.name == spec.name {
+        let family = |old: &Arc<Family>| match old.spec.name == spec.name && old.spec.kind == spec.kind {
             true => Arc::new(old.widened(&catalog, &spec)),
             false => Arc::clone(old),
         };
         let families = self.families.iter().map(family).collect();
-        self.of_families(catalog, families)
+        let namesakes = self.namesakes.iter().map(family).collect();
+        self.changed(catalog, families, namesakes)
     }
 
     /// Returns the definition of the metrics.
@@ -274,5 +368,22 @@ impl Registry {
     pub(super) fn family(&self, name: &str) -> Option<&Arc<Family>> {
         let (id, _) = self.catalog.find(name)?;
         self.families.get(usize::try_from(id.0).ok()?)
+    }
+
+    /// Returns the family of this name and type, or else the one of this name.
+    pub(super) fn family_of(&self, name: &str, kind: Option<Kind>) -> Option<&Arc<Family>> {
+        let of_name = self.family(name);
+        match kind {
+            Some(kind) if of_name.is_some_and(|family| family.spec.kind != kind) => {
+                let namesake = |family: &&Arc<Family>| family.spec.name == name && family.spec.kind == kind;
+                self.namesakes.iter().find(namesake).or(of_name)
+            }
+            _ => of_name,
+        }
+    }
+
+    /// Returns the number of metrics that no file defines.
+    pub(super) fn detected(&self) -> usize {
+        self.catalog.iter().filter(|(_, spec)| spec.detected).count() + self.namesakes.len()
     }
 }

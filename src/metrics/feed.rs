@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use super::cache::{Cache, SampleError, Series};
-use super::channel::{Corrupt, Definition, Event, Reader};
+use super::channel::{Corrupt, Definition, Described, Event, Reader};
 use super::emitter::LostSamples;
 use super::record;
+use super::sample_error::MAX_DETECTED;
 use super::series::ModelSeries;
+use super::unit::Conversion;
 
 /// One worker's channel, and the cache's series for its series numbers.
 #[derive(Debug)]
@@ -14,6 +16,8 @@ pub struct Feed {
     reader: Reader,
     /// By series number.
     series: Vec<DefinedSeries>,
+    /// The metrics that the model has described. A definition ends with its last series, and the model describes a metric once.
+    described: Vec<Described>,
     /// The cache's generation in which the series were looked up.
     generation: u64,
     /// The producer's count of dropped samples that is already recorded.
@@ -30,11 +34,33 @@ struct DefinedSeries {
 /// The destination of samples.
 #[derive(Debug)]
 enum Destination {
-    Series(Arc<Series>),
+    /// Values are converted from the unit of the worker's definition to that of the metric.
+    Series(Arc<Series>, Conversion),
     /// The metric is switched off: samples are discarded and not counted as dropped.
     Off,
     /// The cache refused the series for this reason: samples are counted as dropped.
     Refused(SampleError),
+    /// The series was refused before the definition changed: the next sample looks it up again.
+    Unknown,
+}
+
+/// Returns the destination of a series' samples.
+fn find(cache: &Cache, model: &ModelSeries, described: &[Described], definition: &Definition) -> Destination {
+    let mut found = cache.resolve_for(model, definition);
+    if matches!(found, Err(SampleError::Undeclared(_) | SampleError::UnknownLabel { .. })) {
+        for metric in described.iter().filter(|metric| metric.name == definition.name) {
+            let _ = cache.describe(metric);
+            found = cache.resolve_for(model, definition);
+        }
+    }
+    match found {
+        Ok(series) => {
+            let conversion = Conversion::between(&definition.unit, &series.spec().unit);
+            Destination::Series(series, conversion)
+        }
+        Err(SampleError::Disabled(_)) => Destination::Off,
+        Err(error) => Destination::Refused(error),
+    }
 }
 
 /// The increase of the worker's drop count between two readings, at most. Far more than its threads can record meanwhile.
@@ -74,7 +100,7 @@ impl Drained {
 impl Feed {
     /// Creates a feed from the start of a channel.
     pub fn new(reader: Reader) -> Self {
-        Self { reader, series: Vec::new(), generation: 0, dropped: 0 }
+        Self { reader, series: Vec::new(), described: Vec::new(), generation: 0, dropped: 0 }
     }
 
     /// Returns the number of bytes in the channel that wait to be read.
@@ -89,34 +115,51 @@ impl Feed {
     /// The channel is corrupt, and the worker must not be trusted any more. Earlier samples are in the cache.
     pub fn drain(&mut self, cache: &Cache, model: &ModelSeries) -> Result<Drained, Corrupt> {
         let mut drained = Drained::default();
-        let find = |definition: &Definition| match cache.resolve_for(model, definition) {
-            Ok(series) => Destination::Series(series),
-            Err(SampleError::Disabled(_)) => Destination::Off,
-            Err(error) => Destination::Refused(error),
-        };
         let generation = cache.generation();
+        let Self { reader, series, described, dropped, .. } = self;
         if self.generation != generation {
             self.generation = generation;
-            self.series.iter_mut().for_each(|known| known.destination = find(&known.definition));
+            for known in series.iter_mut() {
+                known.destination = match known.destination {
+                    Destination::Series(..) => find(cache, model, described, &known.definition),
+                    // A gauge without a sample would be shown with 0.
+                    _ => Destination::Unknown,
+                };
+            }
         }
-        let Self { reader, series, dropped, .. } = self;
         drained.dropped = step(dropped, reader.dropped());
         let result = reader.drain(|event| match event {
             Event::Series(definition) => {
-                let destination = find(&definition);
+                let destination = find(cache, model, described, &definition);
                 series.push(DefinedSeries { definition, destination });
             }
-            // An invalid description fails again for its series, which are then reported for each sample.
-            Event::Metric(metric) => drop(cache.describe(&metric)),
-            Event::Sample(sample) => match series.get(sample.series as usize).map(|known| &known.destination) {
-                Some(Destination::Off) => {}
-                Some(Destination::Series(series)) => match series.add_or_update_for(sample.value, sample.request_id) {
-                    Ok(()) => drained.samples += 1,
-                    Err(error) => drained.refuse(&error),
-                },
-                Some(Destination::Refused(error)) => drained.refuse(error),
-                None => drained.refused += 1,
-            },
+            Event::Metric(metric) if model.has_ended() => drop(metric),
+            Event::Metric(metric) => {
+                // An invalid description fails again for its series, which are then reported for each sample.
+                let _ = cache.describe(&metric);
+                if described.len() < MAX_DETECTED && !described.contains(&metric) {
+                    described.push(metric);
+                }
+            }
+            Event::Sample(sample) => {
+                let Some(known) = series.get_mut(sample.series as usize) else {
+                    drained.refused += 1;
+                    return;
+                };
+                if matches!(known.destination, Destination::Unknown) {
+                    known.destination = find(cache, model, described, &known.definition);
+                }
+                match &known.destination {
+                    Destination::Off | Destination::Unknown => {}
+                    Destination::Series(series, conversion) => {
+                        match series.add_or_update_for(conversion.apply(sample.value), sample.request_id) {
+                            Ok(()) => drained.samples += 1,
+                            Err(error) => drained.refuse(&error),
+                        }
+                    }
+                    Destination::Refused(error) => drained.refuse(error),
+                }
+            }
         });
         let lost = drained.refused.saturating_add(drained.dropped);
         if lost > 0 {
@@ -169,7 +212,7 @@ mod tests {
         writer.count_dropped();
         let drained = feed.drain(&cache, &model).unwrap();
         assert_eq!((drained.samples, drained.refused, drained.dropped), (2, 3, 1));
-        assert!(matches!(drained.refusals[..], [SampleError::WrongLabels { .. }, ..]), "{drained:?}");
+        assert!(matches!(drained.refusals[..], [SampleError::UnknownLabel { .. }, ..]), "{drained:?}");
         assert_eq!(cache.counter("Orders", &["a"]).unwrap().value(), 5.0);
         assert_eq!(model.cells.counts.samples_dropped.get(), 4);
         assert_eq!(feed.drain(&cache, &model), Ok(Drained::default()));
@@ -211,6 +254,100 @@ mod tests {
         feed.drain(&cache, &model).unwrap();
         cache.counter("Orders", &["a"]).unwrap().add_or_update(4.0).unwrap();
         assert_eq!(cache.counter("Orders", &["a"]).unwrap().value(), 4.0);
+    }
+
+    fn named(name: &str, kind: Kind, labels: &[(&str, &str)]) -> Definition {
+        let labels = labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        Definition { name: name.to_owned(), kind: Some(kind), unit: "Count".to_owned(), labels }
+    }
+
+    /// The samples of the model `b` with another type are refused while the model `a` has series of the name, and recorded then.
+    #[test]
+    fn a_detected_definition_ends_with_its_last_series() {
+        let text = "mode: prometheus";
+        let settings = Settings { auto_detect: true, ..Settings::new("host") };
+        let cache = Cache::new(Catalog::parse(text, "m.yaml").unwrap(), settings);
+        let [(a, mut feed_a, mut to_a), (b, mut feed_b, mut to_b)] = ["a", "b"].map(|name| {
+            let (fd, reader) = channel::create(0).unwrap();
+            let model = cache.model_loaded(&ModelVersion::new(name, 1), &[]);
+            (model, Feed::new(reader), Writer::open(&fd).unwrap())
+        });
+        let counter = to_a.intern(&named("Answers", Kind::Counter, &[("lang", "x")])).unwrap();
+        push(&mut to_a, counter, 2.0);
+        assert_eq!(feed_a.drain(&cache, &a).unwrap().samples, 1);
+        // Other labels are kept beside those of the first model.
+        let other = to_b.intern(&named("Answers", Kind::Counter, &[("tier", "y")])).unwrap();
+        push(&mut to_b, other, 4.0);
+        assert_eq!(feed_b.drain(&cache, &b).unwrap().samples, 1);
+        assert_eq!(cache.registry().family("Answers").unwrap().all().len(), 2);
+        let gauge = to_b.intern(&named("Depth", Kind::Gauge, &[("sea", "y")])).unwrap();
+        let counter = to_a.intern(&named("Depth", Kind::Counter, &[])).unwrap();
+        push(&mut to_a, counter, 1.0);
+        assert_eq!(feed_a.drain(&cache, &a).unwrap().samples, 1);
+        push(&mut to_b, gauge, 3.0);
+        assert!(matches!(feed_b.drain(&cache, &b).unwrap().refusals[..], [SampleError::WrongKind { .. }]));
+        cache.model_unloaded(&a);
+        assert!(cache.registry().family("Depth").is_none(), "the definition has ended");
+        assert_eq!(cache.registry().family("Answers").unwrap().all().len(), 1);
+        assert_eq!(feed_b.drain(&cache, &b), Ok(Drained::default()));
+        assert!(cache.registry().family("Depth").is_none(), "a gauge without a sample is not shown");
+        push(&mut to_b, gauge, 5.0);
+        push(&mut to_b, other, 6.0);
+        assert_eq!(feed_b.drain(&cache, &b).unwrap().samples, 2);
+        let value = |definition: &Definition| cache.resolve(definition).unwrap().value();
+        assert_eq!(value(&named("Depth", Kind::Gauge, &[("sea", "y")])), 5.0);
+        assert_eq!(value(&named("Answers", Kind::Counter, &[("tier", "y")])), 10.0);
+        cache.model_unloaded(&b);
+        assert!(cache.registry().family("Answers").is_none() && cache.registry().family("Depth").is_none());
+    }
+
+    /// Lines have no type, so both models have theirs.
+    #[test]
+    fn metric_logs_have_samples_of_every_type() {
+        let settings = Settings { auto_detect: true, ..Settings::new("host") };
+        let cache = Cache::new(Catalog::parse("mode: tslog", "m.yaml").unwrap(), settings);
+        let models = [("a", Kind::Counter), ("b", Kind::Gauge)].map(|(name, kind)| {
+            let model = cache.model_loaded(&ModelVersion::new(name, 1), &[]);
+            let (fd, reader) = channel::create(0).unwrap();
+            let (mut feed, mut writer) = (Feed::new(reader), Writer::open(&fd).unwrap());
+            let series = writer.intern(&named("Answers", kind, &[("lang", "x")])).unwrap();
+            push(&mut writer, series, 1.0);
+            assert_eq!(feed.drain(&cache, &model).unwrap().samples, 1, "{name}");
+            model
+        });
+        assert_eq!(cache.registry().detected(), 2);
+        // The second takes the place of the first.
+        cache.model_unloaded(&models[0]);
+        assert_eq!(cache.registry().family("Answers").unwrap().spec().kind, Kind::Gauge);
+        cache.model_unloaded(&models[1]);
+        assert_eq!(cache.registry().detected(), 0);
+    }
+
+    /// As `pb_utils.MetricFamily`: a model describes a metric once, also if the definition ends meanwhile.
+    #[test]
+    fn a_description_is_repeated_after_its_metric_has_ended() {
+        let cache = cache();
+        let [first, second] = [1, 2].map(|version| cache.model_loaded(&ModelVersion::new("m", version), &[]));
+        let metric = Described {
+            name: "held".to_owned(),
+            kind: Kind::Gauge,
+            description: String::new(),
+            buckets: Vec::new(),
+            dimensions: vec!["a".to_owned()],
+        };
+        let (fd, reader) = channel::create(0).unwrap();
+        let (mut feed, mut writer) = (Feed::new(reader), Writer::open(&fd).unwrap());
+        cache.describe(&metric).unwrap();
+        let series = named("held", Kind::Gauge, &[("a", "x")]);
+        cache.resolve_for(&first, &series).unwrap();
+        writer.describe(&metric).unwrap();
+        feed.drain(&cache, &second).unwrap();
+        cache.model_unloaded(&first);
+        assert!(cache.registry().family("held").is_none());
+        let number = writer.intern(&series).unwrap();
+        push(&mut writer, number, 3.0);
+        assert_eq!(feed.drain(&cache, &second).unwrap().samples, 1);
+        assert_eq!(cache.resolve(&series).unwrap().value(), 3.0);
     }
 
     #[test]

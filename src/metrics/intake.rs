@@ -5,16 +5,17 @@
 
 use std::sync::Arc;
 
+use super::alignment::{align, is_host};
 use super::builtin::Builtin;
 use super::cache::{Cache, SampleError, Series};
-use super::catalog::{Kind, MetricSpec};
+use super::catalog::{Kind, MetricSpec, WorkerLabel};
 use super::channel::Definition;
 use super::emitter::{Malformed, prometheus_name};
 use super::labels::Source;
 use super::record;
 use super::series::ModelSeries;
 use super::statsd::{self, Sets, Update};
-use super::unit::{TimeUnit, shifted};
+use super::unit::Conversion;
 use super::worker_lines;
 
 /// The longest metric line of a worker, in bytes with marker and line feed. Enough for some 1,700 request ids.
@@ -33,8 +34,9 @@ pub enum Refusal {
 /// Records the line that a worker of `model` has printed. `body` is the text after the marker ([`worker_lines::strip`]) up to and
 /// including the line feed. Refuses a text without a line feed: the process died while writing it, or it exceeds [`MAX_LINE`].
 ///
-/// A defined metric keeps its type and unit, whatever the line contains. A detected one gets the dimensions of its
-/// first line, followed by `Hostname` if the line gives a host.
+/// A defined metric keeps its type and unit, whatever the line contains; a value in another unit of time or size is converted. A
+/// detected one gets the dimensions of its lines, followed by `Hostname` if the line gives a host. A line of a metric that is
+/// switched off is ignored.
 ///
 /// # Errors
 /// The line is malformed (counted by source) or refused (counted as a dropped sample of the model).
@@ -46,6 +48,7 @@ pub fn stdout_line(cache: &Cache, model: &ModelSeries, body: &[u8]) -> Result<()
     let result = take_printed(cache, model, &line);
     match result {
         Ok(()) => count(cache, Builtin::Samples, Source::Stdout, 1),
+        Err(Refusal::Sample(SampleError::Disabled(_))) => return Ok(()),
         Err(_) => record::samples_dropped(model, 1),
     }
     result
@@ -53,15 +56,16 @@ pub fn stdout_line(cache: &Cache, model: &ModelSeries, body: &[u8]) -> Result<()
 
 fn take_printed(cache: &Cache, model: &ModelSeries, line: &worker_lines::Line<'_>) -> Result<(), Refusal> {
     let name = prometheus_name(line.name);
-    let definition = match cache.find(&name) {
-        Some((spec, _)) => {
-            let values = worker_lines::align(line, &spec.dimensions, cache.hostname()).ok_or_else(|| {
-                let given = line.dimensions.iter().map(|(name, _)| (*name).to_owned()).collect();
-                SampleError::WrongLabels { metric: spec.name.clone(), expected: spec.dimensions.clone(), given }
-            })?;
-            declared(&spec, None, &values)
+    let known = cache.find(&name).map(|(spec, _)| spec);
+    let definition = match &known {
+        Some(spec) if spec.builtin.is_some() => return Err(SampleError::Reserved(spec.name.clone()).into()),
+        Some(spec) if !spec.detected => {
+            let host = line.hostname.unwrap_or(cache.hostname());
+            let default = |label: &str| Some(if is_host(label) { host } else { "" });
+            let values = align(&spec.name, &line.dimensions, &spec.dimensions, WorkerLabel::is_appended, default)?;
+            declared(spec, None, &values)
         }
-        None => {
+        _ => {
             let mut labels: Vec<(String, String)> = line
                 .dimensions
                 .iter()
@@ -71,11 +75,13 @@ fn take_printed(cache: &Cache, model: &ModelSeries, line: &worker_lines::Line<'_
                 labels.push(("Hostname".to_owned(), host.to_owned()));
             }
             let unit = worker_lines::unit_name(line.unit).to_owned();
-            Definition { name: name.into_owned(), kind: Some(worker_lines::kind_of(line)?), unit, labels }
+            let kind = if known.is_none() { Some(worker_lines::kind_of(line)?) } else { None };
+            Definition { name: name.into_owned(), kind, unit, labels }
         }
     };
     let series = cache.resolve_for(model, &definition)?;
-    Ok(series.add_or_update_for(line.value, line.request_ids)?)
+    let value = Conversion::between(line.unit, &series.spec().unit).apply(line.value);
+    Ok(series.add_or_update_for(value, line.request_ids)?)
 }
 
 /// Returns the definition for a sample of a defined metric, with label values in the order of its dimensions.
@@ -189,17 +195,18 @@ fn find(cache: &Cache, name: &str, labels: &[(String, String)], update: Update) 
         return cache.resolve(&Definition { name, kind: wanted, unit, labels });
     };
     let kind = if kinds.contains(&spec.kind) { Some(spec.kind) } else { wanted };
-    let values = statsd::align(labels, &spec.dimensions, cache.hostname()).map_err(|_| {
-        let given = labels.iter().map(|(name, _)| name.clone()).collect();
-        SampleError::WrongLabels { metric: spec.name.clone(), expected: spec.dimensions.clone(), given }
-    })?;
+    if spec.detected {
+        let (name, unit, labels) = (name.to_owned(), spec.unit.clone(), labels.to_vec());
+        return cache.resolve(&Definition { name, kind, unit, labels });
+    }
+    let default = |label: &str| Some(if is_host(label) { cache.hostname() } else { "" });
+    let values = align(&spec.name, labels, &spec.dimensions, |_| false, default)?;
     cache.resolve(&declared(&spec, kind, &values))
 }
 
 /// Converts milliseconds to the unit of the metric, if that is one of time.
 fn timed(spec: &MetricSpec, milliseconds: f64) -> f64 {
-    let digits = spec.time_unit().map_or(0, |unit| TimeUnit::Milliseconds.digits_to(unit));
-    shifted(milliseconds, digits)
+    Conversion::between("ms", &spec.unit).apply(milliseconds)
 }
 
 /// Adds to a counter by source, if it is defined.
@@ -270,8 +277,7 @@ model_metrics:
     fn every_emitter_reaches_the_same_series() {
         let cache = cache(false);
         let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
-        let by_position = "Orders.whatever:2|#store:a|#type:GAUGE|#hostname:here,1,id";
-        print(&cache, &model, by_position).unwrap();
+        print(&cache, &model, "Orders.whatever:2|#Level:Model,shop:a|#type:GAUGE|#hostname:here,1,id").unwrap();
         print(&cache, &model, "Orders.Count:3|#shop:a").unwrap();
         let refused =
             send(&cache, &mut Statsd::default(), "Orders:1|c|@0.25|#shop:a\nOrders:1:1|c|#shop:a,Hostname:here");
@@ -355,7 +361,9 @@ model_metrics:
             ("Orders:1|ms|#shop:a", "`Orders` is a counter, not a histogram"),
             ("Size:a|s", "`Size` is a histogram, not a gauge"),
             ("Orders:-1|c|#shop:a", "invalid increment -1"),
-            ("Orders:1|c|#shop:a,extra:b", "has the dimensions [shop, Hostname], but [extra, shop] were given"),
+            ("Orders:1|c|#shop:a,extra:b", "`Orders` has no dimension `extra`, only [shop, Hostname]"),
+            ("Orders:1|c|#Level:b", "no dimension `Level`"),
+            ("Level:nan|g|#tank:a", "not a finite number"),
             ("Unknown:1|c|#shop:a", "`Unknown` is not defined in metrics.yaml"),
             ("pharos_requests_total:1|c", "recorded by the server itself"),
             ("Orders", "name:value|type"),
@@ -363,14 +371,19 @@ model_metrics:
             let refusals = send(&cache, &mut statsd, line);
             assert!(matches!(refusals.as_slice(), [text] if text.contains(expected)), "{line}: {refusals:?}");
         }
-        assert_eq!(cache.counter(Builtin::LinesMalformed.name(), &["statsd"]).unwrap().value(), 9.0);
+        assert_eq!(cache.counter(Builtin::LinesMalformed.name(), &["statsd"]).unwrap().value(), 11.0);
 
         for (line, expected) in [
-            ("Orders.Count:1|#a:1,b:2,c:3", "has the dimensions [shop, Hostname], but [a, b, c] were given"),
+            ("Orders.Count:1|#a:1,b:2,c:3", "`Orders` has no dimension `a`, only [shop, Hostname]"),
+            ("Orders.Count:1|#store:a", "`Orders` has no dimension `store`"),
+            ("Orders.Count:1|#shop:a,tier:b", "`Orders` has no dimension `tier`"),
+            ("Orders.Count:1|#shop:a,shop:b", "two values for the dimension `shop`"),
             ("Orders.Count:-1|#shop:a", "invalid increment -1"),
             ("Unknown.ms:1|#", "`Unknown` is not defined in metrics.yaml"),
             ("pharos_requests_total.Count:1|#", "recorded by the server itself"),
-            ("Orders.Count:nan|#", "NaN"),
+            ("Orders.Count:nan|#", "invalid increment NaN"),
+            ("Size.B:nan|#", "invalid observation NaN"),
+            ("Orders.Count:many|#", "not a number"),
         ] {
             let refusal = print(&cache, &model, line).unwrap_err().to_string();
             assert!(refusal.contains(expected), "{line}: {refusal}");
@@ -378,8 +391,10 @@ model_metrics:
         assert_eq!(cache.counter(Builtin::LinesMalformed.name(), &["stdout"]).unwrap().value(), 1.0);
         assert_eq!(
             shown(&cache, "pharos_metric_samples_dropped_total{model=\"m\""),
-            ["pharos_metric_samples_dropped_total{model=\"m\",version=\"1\"} 4"]
+            ["pharos_metric_samples_dropped_total{model=\"m\",version=\"1\"} 9"]
         );
+        print(&cache, &model, "Level.m:nan|#tank:a").unwrap();
+        assert!(value(&cache, "Level", &["a"]).is_nan(), "as in Prometheus");
     }
 
     /// A line with several values is equal to as many lines with one value each.
@@ -438,13 +453,35 @@ model_metrics:
         assert_eq!(found("web_time"), (Kind::Histogram, "Milliseconds".into(), vec![]));
         assert_eq!(cache.find("web_time").unwrap().0.buckets, super::super::emitter::MILLISECOND_BUCKETS);
         assert_eq!(found("web_users"), (Kind::Gauge, "Count".into(), vec![]));
-        // The first line has defined the labels.
-        let refusals = send(&cache, &mut statsd, "web.hits:1|c|#c:2\nweb.hits:1|c|#a:1");
-        assert!(matches!(refusals.as_slice(), [text] if text.contains("[a, b], but [c] were given")), "{refusals:?}");
+        // A series has the labels of its samples.
+        assert!(send(&cache, &mut statsd, "web.hits:1|c|#c:2\nweb.hits:1|c|#a:1").is_empty());
+        let hits = ["web_hits{a=\"1\",b=\"2\"} 1", "web_hits{a=\"1\"} 1", "web_hits{c=\"2\"} 1"];
+        let mut found = shown(&cache, "web_hits{");
+        found.sort_unstable();
+        assert_eq!(found, hits);
+        print(&cache, &model, "Calls.Count:1|#d:e").unwrap();
+        assert_eq!(shown(&cache, "Calls{"), ["Calls{d=\"e\"} 1", "Calls{a=\"b\"} 1"]);
+        print(&cache, &model, "bad-name.s:2|#Level:Model|#hostname:there,1,id").unwrap();
+        assert!(
+            shown(&cache, "bad_name_sum").contains(&"bad_name_sum{Level=\"Model\",Hostname=\"there\"} 2000".to_owned())
+        );
         for bad in ["x:1|h|#le:1", "x:1|c|#__a:1", "Off:1|g"] {
             assert!(!send(&cache, &mut statsd, bad).is_empty(), "{bad}");
         }
         assert!(print(&cache, &model, "x.ms:1|#a:1,a:2").is_err());
+    }
+
+    #[test]
+    fn metrics_that_are_off_are_ignored() {
+        for auto_detect in [true, false] {
+            let cache = cache(auto_detect);
+            let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+            for line in ["PredictionTime.ms:2|#ModelName:m,Level:Model", "HandlerTime.ms:2|#", "Off.m:1|#"] {
+                print(&cache, &model, line).unwrap();
+            }
+            assert!(["PredictionTime", "HandlerTime", "Off"].iter().all(|name| cache.find(name).is_none()));
+            assert_eq!(model.counts.samples_dropped.get(), 0);
+        }
     }
 
     /// As for a unit in the file. The unit of a sample of a defined metric does not matter.

@@ -8,6 +8,7 @@
 //! No module may keep a number outside the cache, block a request, or read a clock.
 
 pub mod alias;
+pub mod alignment;
 mod atomic;
 pub mod builtin;
 pub mod cache;
@@ -44,6 +45,6 @@ pub mod summary;
 mod tenants;
 pub mod transaction;
 pub mod tslog;
-mod unit;
+pub mod unit;
 pub mod worker_lines;
 pub mod worker_metrics;

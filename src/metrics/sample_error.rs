@@ -14,8 +14,8 @@ pub enum SampleError {
     /// No metric has this name, and automatic detection is off.
     #[error("{}", undeclared(.0))]
     Undeclared(Box<Definition>),
-    /// The definition switches this metric off.
-    #[error("metric `{0}` is switched off in metrics.yaml (`enabled: false`)")]
+    /// The definition switches this metric off, or leaves out one that workers record themselves.
+    #[error("metric `{0}` is off: metrics.yaml leaves it out or has `enabled: false`")]
     Disabled(String),
     /// The server records this metric itself.
     #[error("metric `{0}` is recorded by the server itself")]
@@ -42,7 +42,7 @@ pub enum SampleError {
         /// The type of the sample or of the requested handle.
         given: Kind,
     },
-    /// The labels differ from the metric's dimensions.
+    /// The sample lacks labels of the metric, or gives another number of values.
     #[error("metric `{metric}` has the dimensions [{}], but [{}] were given", .expected.join(", "), .given.join(", "))]
     WrongLabels {
         /// The metric's name.
@@ -51,6 +51,19 @@ pub enum SampleError {
         expected: Vec<String>,
         /// The given label names, or `_` for each value that came without a name.
         given: Vec<String>,
+    },
+    /// The sample has a label that the metric does not have.
+    #[error(
+        "metric `{metric}` has no dimension `{label}`, only [{}]; add it to the metric's `dimensions` in metrics.yaml",
+        .expected.join(", ")
+    )]
+    UnknownLabel {
+        /// The metric's name.
+        metric: String,
+        /// The label's name.
+        label: String,
+        /// The metric's dimensions.
+        expected: Vec<String>,
     },
     /// A label value has more than [`MAX_LABEL_BYTES`] bytes.
     #[error("a label value of metric `{metric}` has {length} bytes; the limit is {MAX_LABEL_BYTES}")]

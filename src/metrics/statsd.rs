@@ -254,23 +254,6 @@ fn times(rate: f64) -> Result<u32, Malformed> {
     Ok(times as u32)
 }
 
-/// Returns the values of the declared labels for a sample, in their order. Missing labels are empty, except that
-/// `Hostname` is `host`.
-///
-/// # Errors
-/// Returns the first tag that is not a declared label.
-pub fn align<'a>(labels: &'a [(String, String)], declared: &[String], host: &'a str) -> Result<Vec<&'a str>, &'a str> {
-    if let Some((extra, _)) = labels.iter().find(|(name, _)| !declared.contains(name)) {
-        return Err(extra);
-    }
-    let value = |name: &String| match labels.iter().find(|(other, _)| other == name) {
-        Some((_, value)) => value.as_str(),
-        None if name == "Hostname" || name == "hostname" => host,
-        None => "",
-    };
-    Ok(declared.iter().map(value).collect())
-}
-
 /// The key of a set: the metric's name and its labels.
 pub type SetKey = (String, Vec<(String, String)>);
 

@@ -1,4 +1,5 @@
-//! Units of time. Durations are stored in nanoseconds; each definition shows them in its unit.
+//! Units of time and size. Durations are stored in nanoseconds; each definition shows them in its unit. Samples in another unit
+//! than their definition's are converted.
 
 /// A unit of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +79,56 @@ impl TimeUnit {
     }
 }
 
+/// The units of sizes, in powers of 1024 bytes, as the gauges of the host's memory have them.
+const SIZES: [(&[&str], i32); 4] = [
+    (&["B", "Bytes", "bytes"], 0),
+    (&["kB", "KB", "Kilobytes", "kilobytes"], 1),
+    (&["MB", "Megabytes", "megabytes"], 2),
+    (&["GB", "Gigabytes", "gigabytes"], 3),
+];
+
+/// The conversion of values from one unit to another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Conversion {
+    /// The units are the same, or one of them is unknown: values remain as they are.
+    #[default]
+    None,
+    /// Two units of time: the value is multiplied by this power of ten.
+    Time(i32),
+    /// Two units of size: the value is multiplied by this power of 1024.
+    Size(i32),
+}
+
+impl Conversion {
+    /// Returns the conversion between two units, by their names or abbreviations in `metrics.yaml`.
+    pub fn between(from: &str, to: &str) -> Self {
+        if from == to {
+            return Self::None;
+        }
+        if let (Some(from), Some(to)) = (TimeUnit::from_name(from), TimeUnit::from_name(to)) {
+            return Self::of(Self::Time, from.digits_to(to));
+        }
+        let power = |name: &str| SIZES.iter().find(|(names, _)| names.contains(&name)).map(|(_, power)| *power);
+        match (power(from), power(to)) {
+            (Some(from), Some(to)) => Self::of(Self::Size, from - to),
+            _ => Self::None,
+        }
+    }
+
+    fn of(unit: fn(i32) -> Self, power: i32) -> Self {
+        if power == 0 { Self::None } else { unit(power) }
+    }
+
+    /// Converts a value.
+    pub fn apply(self, value: f64) -> f64 {
+        match self {
+            Self::None => value,
+            Self::Time(digits) => shifted(value, digits),
+            Self::Size(power) => value * 1024_f64.powi(power),
+        }
+    }
+}
+
 /// Returns `value` multiplied by 10^`digits`. Moves the decimal point of the shortest decimal number that denotes the value:
 /// 0.00051 becomes 510, where a
 /// multiplication of floats yields 510.00000000000006.
@@ -137,6 +188,26 @@ mod tests {
             assert_eq!(unit.bound_ns(bound), Some(ns), "{bound} {unit:?}");
         }
         assert_eq!([-1.0, -1e-12].map(|bound| TimeUnit::Seconds.bound_ns(bound)), [None, None]);
+    }
+
+    #[test]
+    fn values_are_converted_if_both_units_are_known() {
+        for (from, to, value, expected) in [
+            ("s", "ms", 0.5, 500.0),
+            ("ms", "Seconds", 320.0, 0.32),
+            ("Milliseconds", "ms", 7.0, 7.0),
+            ("MB", "Kilobytes", 1.5, 1536.0),
+            ("B", "GB", f64::from(1 << 30), 1.0),
+            ("Bytes", "B", 9.0, 9.0),
+            ("s", "MB", 2.0, 2.0),
+            ("ms", "Ticks", 2.0, 2.0),
+            ("", "ms", 2.0, 2.0),
+            ("Count", "Count", 2.0, 2.0),
+        ] {
+            assert_eq!(Conversion::between(from, to).apply(value), expected, "{value} {from} in {to}");
+        }
+        assert_eq!(Conversion::between("Bytes", "B"), Conversion::None);
+        assert!(Conversion::between("s", "ms").apply(f64::NAN).is_nan());
     }
 
     #[test]

@@ -12,6 +12,8 @@
 //! dimension if a word and a colon follow it (`a:x,b:y`); otherwise it belongs to the value (`path:/a,/b` is one
 //! value). A value that contains `,word:` cannot be distinguished from two dimensions.
 //!
+//! The value `nan` is a number like any other here: a gauge takes it.
+//!
 //! No I/O: bytes in, borrowed pieces out.
 
 use super::catalog::Kind;
@@ -23,8 +25,6 @@ pub const MARKER: &str = "[METRICS]";
 const LOGGER: &str = "INFO > ";
 /// The number of dimensions of one line, at most.
 const MAX_DIMENSIONS: usize = 64;
-/// The dimension that is filled in if a line omits it, in both spellings.
-const HOSTNAME: [&str; 2] = ["Hostname", "hostname"];
 
 /// One parsed line. The pieces are as written, without surrounding blanks.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,7 +33,7 @@ pub struct Line<'a> {
     pub name: &'a str,
     /// The unit as the worker writes it. Ignored for declared metrics, whose definition has the unit.
     pub unit: &'a str,
-    /// The sample: a counter's increment, a gauge's value, an observation. Never NaN.
+    /// The sample: a counter's increment, a gauge's value, an observation.
     pub value: f64,
     /// Dimensions in the order of the line.
     pub dimensions: Vec<(&'a str, &'a str)>,
@@ -94,8 +94,7 @@ fn head(text: &str) -> Result<(&str, &str, f64), Malformed> {
 /// Parses a number as Python or C++ prints it.
 fn number(text: &str) -> Result<f64, Malformed> {
     let text = text.trim().trim_end_matches('|');
-    let value: f64 = text.parse().map_err(|_| Malformed("the value is not a number such as 1, 0.5, 1e-05 or inf"))?;
-    if value.is_nan() { Err(Malformed("the value is NaN")) } else { Ok(value) }
+    text.parse().map_err(|_| Malformed("the value is not a number such as 1, 0.5, 1e-05, inf or nan"))
 }
 
 /// Parses dimensions; the head of the module defines the meaning of a comma.
@@ -179,34 +178,6 @@ pub fn unit_name(unit: &str) -> &str {
     }
 }
 
-/// Returns the values of a metric's declared dimensions for a line, in the declared order; `host` is this host's name.
-///
-/// If the line gives only declared names, values are matched by name, and missing ones are empty. Otherwise they are
-/// matched by position, as in TorchServe, and their number must be right. `Hostname` is taken from the line's origin,
-/// or is `host`, if the line gives no dimension of that name.
-///
-/// # Errors
-/// Returns `None` if neither the names nor the number of dimensions match.
-pub fn align<'a>(line: &Line<'a>, declared: &[String], host: &'a str) -> Option<Vec<&'a str>> {
-    let given = &line.dimensions;
-    let host = line.hostname.unwrap_or(host);
-    let is_host = |name: &String| HOSTNAME.contains(&name.as_str());
-    let declares = |name: &str| declared.iter().any(|other| other == name);
-    let twice = |at: usize, name: &str| given.iter().skip(at + 1).any(|(other, _)| *other == name);
-    if given.iter().enumerate().all(|(at, (name, _))| declares(name) && !twice(at, name)) {
-        let value = |name: &String| given.iter().find(|(other, _)| other == name).map(|(_, value)| *value);
-        return Some(
-            declared.iter().map(|name| value(name).unwrap_or(if is_host(name) { host } else { "" })).collect(),
-        );
-    }
-    let mut values = given.iter().map(|(_, value)| *value);
-    if given.len() == declared.len() {
-        return Some(values.collect());
-    }
-    let fits = given.len() + declared.iter().filter(|name| is_host(name)).count() == declared.len();
-    fits.then(|| declared.iter().map(|name| if is_host(name) { host } else { values.next().unwrap_or("") }).collect())
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -257,6 +228,7 @@ mod tests {
         assert_eq!(line("a.Count:1e+16|#").value, 1e16);
         assert_eq!(line("a.Count:inf|#").value, f64::INFINITY);
         assert_eq!(line("a.Count:-2.5e-3|#").value, -0.0025);
+        assert!(line("a.ms:nan|#").value.is_nan() && line("a.ms:-nan|#").value.is_nan());
         let rate = line("bad-name.tokens/s:3|#");
         assert_eq!((rate.name, rate.unit), ("bad-name", "tokens/s"));
         assert_eq!(line("a.b.ms:3|#").name, "a.b");
@@ -280,7 +252,6 @@ mod tests {
         check("a.:1|#", "Name.Unit:value");
         check("Two Words.ms:1|#", "contains spaces");
         check("a\"b.ms:1|#", "letters, digits");
-        check("a.ms:nan|#", "NaN");
         check("a.ms:None|#", "not a number");
         check("a.ms:1,000.5|#", "not a number");
         check("a.ms:1|#word", "name:value,name:value");
@@ -307,35 +278,12 @@ mod tests {
         assert!(kind("a.ms:1|#|#type:METER").is_err());
     }
 
-    #[test]
-    fn dimensions_are_matched_by_name_or_position() {
-        let check = |dims: &str, declared: &[&str], expected: Option<&[&str]>| {
-            let text = format!("a.ms:1|#{dims}|#hostname:w,1");
-            let declared: Vec<String> = declared.iter().map(|&name| name.to_owned()).collect();
-            assert_eq!(align(&line(&text), &declared, "here").as_deref(), expected, "{dims} for {declared:?}");
-        };
-        check("b:2,a:1", &["a", "b"], Some(&["1", "2"]));
-        check("b:2", &["a", "b", "Hostname"], Some(&["", "2", "w"]));
-        check("x:1,y:2", &["a", "b"], Some(&["1", "2"]));
-        check("x:1,a:2", &["a", "b"], Some(&["1", "2"]));
-        check("x:1,y:2", &["a", "b", "Hostname"], Some(&["1", "2", "w"]));
-        check("x:1,y:2", &["Hostname", "a", "b"], Some(&["w", "1", "2"]));
-        check("a:1,Hostname:z", &["a", "Hostname"], Some(&["1", "z"]));
-        check("a:1,a:2", &["a", "b"], Some(&["1", "2"]));
-        check("", &["a"], Some(&[""]));
-        check("x:1", &["a", "b"], None);
-        check("x:1,y:2,z:3", &["a", "b"], None);
-        let bare = parse(b"a.ms:1").unwrap();
-        assert_eq!(align(&bare, &["hostname".to_owned()], "here"), Some(vec!["here"]));
-    }
-
     proptest! {
         #[test]
         fn no_line_panics(text in "[ -~|#:,.]{0,60}") {
             if let Ok(line) = parse(text.as_bytes()) {
-                prop_assert!(!line.value.is_nan());
                 prop_assert!(line.dimensions.iter().all(|(name, _)| is_word(name)));
-                let _ = (kind_of(&line), align(&line, &["a".to_owned(), "Hostname".to_owned()], "h"));
+                let _ = kind_of(&line);
             }
         }
 

@@ -21,6 +21,9 @@ pub struct WorkerMetric {
     /// The names of its labels, in the file's order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dimensions: Vec<String>,
+    /// Whether the last label is one for the host that the server added: models do not give a value for it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub host_is_added: bool,
     /// Whether it is in the section for metrics of models.
     #[serde(default, skip_serializing_if = "is_false")]
     pub of_models: bool,
@@ -38,7 +41,8 @@ impl WorkerMetric {
         let (unit, dimensions) =
             if is_reserved { Default::default() } else { (spec.unit.clone(), spec.dimensions.clone()) };
         let (name, of_models) = (spec.name.clone(), spec.section == Section::Model);
-        Self { name, kind: spec.kind, unit, dimensions, of_models, is_reserved, is_disabled }
+        let host_is_added = spec.host_is_added && !is_reserved;
+        Self { name, kind: spec.kind, unit, dimensions, host_is_added, of_models, is_reserved, is_disabled }
     }
 }
 

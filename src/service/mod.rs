@@ -90,6 +90,10 @@ pub trait Service: Send + Sync + 'static {
     /// Returns whether the server is exiting.
     fn exiting(&self) -> bool;
 
+    /// Returns whether the exit has begun, so that no health check may report the server as healthy. It may still answer requests
+    /// for a while.
+    fn leaving(&self) -> bool;
+
     /// Returns the name that clients see.
     fn server_name(&self) -> &str;
 

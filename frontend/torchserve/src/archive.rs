@@ -92,8 +92,10 @@ impl Archive {
     }
 }
 
-/// Opens the archive at `url`: a file or a directory in the model store, a `file://`, `http://` or `https://` URL, or the path of
-/// a directory. Keeps downloaded archives in the model store. Blocks during download and unpacking; inside a runtime, call it
+/// Opens the archive at `url`: a file or a directory in the model store, a `file://`, `http://` or `https://` URL, or a path. As in
+/// TorchServe, a file of the model store with the name of the path's last part comes first.
+///
+/// Keeps downloaded archives in the model store. Blocks during download and unpacking; inside a runtime, call it
 /// where blocking is allowed. Downloads and installations end when `exiting` becomes true.
 ///
 /// # Errors
@@ -186,15 +188,34 @@ fn find(settings: &Settings, url: &str, at_start: bool, exiting: &watch::Receive
         });
     }
     let path = Path::new(url);
+    let stored = in_store(settings, url);
+    if let Some((name, stored)) = stored.as_ref().filter(|(_, stored)| stored.is_file()) {
+        let name = (name != url).then(|| name.clone());
+        return Ok(Found { name, ..Found::at(stored) });
+    }
     if path.is_absolute() {
+        // Before the path is looked at: whether it exists is not said of one that is not allowed.
         allow(settings, url, &format!("file://{url}"))?;
-        return if path.exists() { Ok(Found::at(path)) } else { Err(missing()) };
+        if path.exists() {
+            return Ok(Found::at(path));
+        }
     }
     let Some(store) = &settings.model_store else {
         return Err(Refused::not_found("Model store has not been configured."));
     };
-    let path = store.join(path);
-    if path.exists() { Ok(Found::at(path)) } else { Err(missing()) }
+    match stored {
+        _ if path.is_relative() && store.join(path).exists() => Ok(Found::at(store.join(path))),
+        Some((name, stored)) if stored.exists() => Ok(Found { name: Some(name), ..Found::at(stored) }),
+        _ => Err(missing()),
+    }
+}
+
+/// Returns the name that TorchServe takes of a path, its last part, and where the model store has it or could have it; `None` for
+/// a URL.
+fn in_store(settings: &Settings, url: &str) -> Option<(String, PathBuf)> {
+    let path = Some(url).filter(|url| !url.contains("://"))?;
+    let name = path.rsplit(['/', '\\']).next().filter(|name| !name.is_empty() && *name != ".")?;
+    Some((name.to_owned(), settings.model_store.as_ref()?.join(name)))
 }
 
 /// Returns whether the archive is the operator's: a file or a directory in the model store, or below it. Blocks.

@@ -51,6 +51,10 @@ pub struct Arguments {
     /// Allow registering and unregistering models
     #[arg(long = "enable-model-api")]
     pub enable_model_api: bool,
+    /// No effect: the class of TorchServe's process. Programs such as SageMaker's toolkit find the server in the list of processes
+    /// by it, so that a server in the background has it among its arguments
+    #[arg(long = "main-class", value_name = "CLASS", hide = true)]
+    pub main_class: Option<String>,
     /// Options of pharos, as listed by `pharos --help`
     #[arg(value_name = "OPTIONS", last = true)]
     pub options: Vec<OsString>,

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::configuration::Configuration;
 use super::options::Executable;
-use super::pid::{self, PidFile};
+use super::pid::{self, PidFile, Stop};
 use super::settings::Note;
 use super::work_directory::WorkDirectory;
 use super::{Settings, options, snapshot};
@@ -19,6 +19,9 @@ use crate::arguments::Arguments;
 
 /// The TorchServe release that this command emulates.
 const VERSION: &str = "0.12.0";
+
+/// The class of TorchServe's server. `sagemaker-pytorch-inference-toolkit` waits for a process that has this argument.
+const MAIN_CLASS: &str = "org.pytorch.serve.ModelServer";
 
 /// How long the launcher watches a background server. If the server exits within this time, the launcher fails too.
 const WATCHED: Duration = Duration::from_millis(500);
@@ -76,10 +79,16 @@ pub fn run<E: Executable>(arguments: &Arguments, executable: &E) -> Result<Step<
         return Ok(Step::Done);
     }
     if arguments.stop {
-        println!("{}", pid::stop()?);
+        match pid::stop()? {
+            Stop::Ended => println!("TorchServe has stopped."),
+            Stop::NoServer(why) => {
+                println!("TorchServe is not currently running.");
+                eprintln!("no server was stopped: {why}");
+            }
+        }
         return Ok(Step::Done);
     }
-    if pid::running().is_some() && !is_background() {
+    if pid::running().is_ok() && !is_background() {
         return Err("TorchServe is already running, please use torchserve --stop to stop TorchServe.".to_owned());
     }
     let variables = |name: &str| std::env::var_os(name);
@@ -154,7 +163,7 @@ fn background() -> Result<(), String> {
     let own = std::env::current_exe().map_err(failed)?;
     let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     let at = arguments.iter().position(|argument| argument == pid::COMMAND).map_or(0, |at| at + 1);
-    arguments.insert(at, "--foreground".into());
+    arguments.splice(at..at, ["--foreground", "--main-class", MAIN_CLASS].map(OsString::from));
     let mut command = Command::new(own);
     command.args(arguments).env(BACKGROUND, "1").stdin(Stdio::null()).process_group(0);
     let mut child = command.spawn().map_err(failed)?;

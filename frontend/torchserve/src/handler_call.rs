@@ -1,7 +1,7 @@
 //! Translates between TorchServe's requests and calls of a handler. A JSON parameter carries the headers and the parts of a
 //! request to the worker, and another one the status, content type and headers of the response back.
 
-use http::header::{CONNECTION, CONTENT_LENGTH, TE, TRAILER, TRANSFER_ENCODING, UPGRADE};
+use http::header::{CONNECTION, CONTENT_LENGTH, InvalidHeaderValue, TE, TRAILER, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use pharos::error::InferError;
 use pharos::infer::{InferInput, InferRequest, InferResponse, Parameter};
@@ -29,14 +29,15 @@ pub struct HandlerCall {
     pub explain: bool,
 }
 
-/// Converts the headers of a request for a handler. HTTP header names arrive in lower case; handlers get them in title case.
+/// Converts the headers of a request for a handler. HTTP header names arrive in lower case; handlers get them in title case. As in
+/// TorchServe, each byte of a value is a character (ISO-8859-1): a handler that returns the value returns the same bytes.
 pub fn headers(all: &HeaderMap) -> Map<String, Value> {
     let mut headers = Map::new();
     for name in all.keys() {
-        let mut values = all.get_all(name).iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
         // As in TorchServe, the last value wins.
-        if let Some(value) = values.next_back() {
-            headers.insert(title_case(name.as_str()), Value::String(value.into_owned()));
+        if let Some(value) = all.get_all(name).iter().next_back() {
+            let value = value.as_bytes().iter().copied().map(char::from).collect();
+            headers.insert(title_case(name.as_str()), Value::String(value));
         }
     }
     headers
@@ -95,6 +96,13 @@ pub struct Answer {
     pub body: Bytes,
 }
 
+/// Returns the value of a header in ISO-8859-1, the encoding of HTTP/1.1 and of clients. As in TorchServe, characters outside of it
+/// become `?`.
+fn latin_1(value: &str) -> Result<HeaderValue, InvalidHeaderValue> {
+    let bytes: Vec<u8> = value.chars().map(|c| u8::try_from(c).unwrap_or(b'?')).collect();
+    HeaderValue::from_bytes(&bytes)
+}
+
 /// Checks the size of a body against `max_response_size`, in bytes.
 ///
 /// # Errors
@@ -128,7 +136,7 @@ pub fn answer(response: InferResponse) -> Result<Answer, InferError> {
     let content_type = reply.content_type.filter(|text| !text.is_empty()).map(|text| ("content-type".to_owned(), text));
     let shown = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     for (name, value) in reply.headers.iter().map(|(name, value)| (name.clone(), shown(value))).chain(content_type) {
-        let header = (HeaderName::try_from(&name), HeaderValue::try_from(&value));
+        let header = (HeaderName::try_from(&name), latin_1(&value));
         let (Ok(name), Ok(value)) = header else {
             return Err(wrong(format!("'{}: {}' is not a valid header", name.escape_debug(), value.escape_debug())));
         };
@@ -183,6 +191,9 @@ mod tests {
         assert_eq!((other.status, &*other.reason, other.body.len()), (418, "Tea", 0));
         let header = |name: &str| other.headers.get(name).unwrap().to_str().unwrap();
         assert_eq!((header("x-a"), header("x-b"), header("content-type")), ("1", "2", "a/b"));
+        let name = answer(response(r#"{"headers": {"x-a": "caf\u00e9 \u4e2d"}}"#, b"")).unwrap();
+        assert_eq!(name.headers.get("x-a").unwrap().as_bytes(), b"caf\xe9 ?");
+        assert_eq!(headers(&name.headers).get("X-A").unwrap(), "caf\u{e9} ?");
         let framed = r#"{"headers": {"Content-Length": "30", "transfer-encoding": "chunked", "Connection": "close", "x-a": "1"}}"#;
         let framed = answer(response(framed, b"xy")).unwrap();
         assert_eq!(framed.headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["x-a"]);

@@ -73,16 +73,36 @@ fn path() -> PathBuf {
 }
 
 /// Returns the process id in the file if that process is a running server.
-pub(super) fn running() -> Option<Pid> {
-    let (pid, owner) = named(&path())?;
+///
+/// # Errors
+/// No server was found; the text says where and why.
+pub(super) fn running() -> Result<Pid, String> {
+    let path = path();
+    let file = path.display();
+    let Some((pid, owner)) = named(&path) else {
+        return Err(match path.exists() {
+            true => format!("the process id file '{file}' has no process id"),
+            false => format!(
+                "there is no process id file '{file}', which a server writes to the directory in TMPDIR, or /tmp"
+            ),
+        });
+    };
+    let number = pid.as_raw_nonzero();
+    let ended = || format!("the process {number} in '{file}' does not run any more");
     // In a container, the process after a restart has the id of the one before, and the file may have stayed.
     if pid == rustix::process::getpid() {
-        return None;
+        return Err(ended());
     }
     // Do not trust a file of another user that names a process of a third one.
-    let user = fs::metadata(format!("/proc/{}", pid.as_raw_nonzero())).ok()?.uid();
-    let trusted = owner == rustix::process::geteuid().as_raw() || owner == user;
-    (trusted && test_kill_process(pid).is_ok() && is_server(pid)).then_some(pid)
+    let user = fs::metadata(format!("/proc/{number}")).map_err(|_| ended())?.uid();
+    if owner != rustix::process::geteuid().as_raw() && owner != user {
+        return Err(format!("the process id file '{file}' is of another user than the process {number} that it names"));
+    }
+    test_kill_process(pid).map_err(|error| format!("the process {number} in '{file}' cannot be stopped: {error}"))?;
+    if !is_server(pid) {
+        return Err(format!("the process {number} in '{file}' is not a server that `pharos torchserve` has started"));
+    }
+    Ok(pid)
 }
 
 /// Whether the process runs this command. The id may have been reused by another process, also by a server that was started without
@@ -97,14 +117,26 @@ fn is_server(pid: Pid) -> bool {
     is_command && executable.is_ok_and(|executable| name(&executable) == own.as_deref().and_then(name))
 }
 
-/// Stops the server of the process id file and returns a message.
+/// The result of a stop.
+#[derive(Debug)]
+pub(super) enum Stop {
+    /// The server has ended.
+    Ended,
+    /// No server was found; the text says where and why.
+    NoServer(String),
+}
+
+/// Stops the server of the process id file.
 ///
 /// # Errors
 /// The server is running and cannot be stopped.
-pub(super) fn stop() -> Result<&'static str, String> {
-    let Some(pid) = running() else {
-        remove();
-        return Ok("TorchServe is not currently running.");
+pub(super) fn stop() -> Result<Stop, String> {
+    let pid = match running() {
+        Ok(pid) => pid,
+        Err(why) => {
+            remove();
+            return Ok(Stop::NoServer(why));
+        }
     };
     let failed = |error| format!("cannot stop the server with process id {}: {error}", pid.as_raw_nonzero());
     kill_process(pid, Signal::TERM).map_err(failed)?;
@@ -113,13 +145,13 @@ pub(super) fn stop() -> Result<&'static str, String> {
     for _ in 0..steps {
         if test_kill_process(pid).is_err() || ended(pid) {
             remove();
-            return Ok("TorchServe has stopped.");
+            return Ok(Stop::Ended);
         }
         std::thread::sleep(step);
     }
     kill_process(pid, Signal::KILL).map_err(failed)?;
     remove();
-    Ok("TorchServe has stopped.")
+    Ok(Stop::Ended)
 }
 
 /// Whether the process has exited and is a zombie.

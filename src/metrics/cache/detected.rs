@@ -5,9 +5,9 @@ use std::sync::{Arc, PoisonError};
 
 use super::{Cache, SampleError};
 use crate::metrics::builtin::Builtin;
-use crate::metrics::catalog::{Kind, MetricSpec, check_reserved, is_label_name, is_metric_name};
+use crate::metrics::catalog::{Kind, MetricSpec, WorkerLabel, check_reserved, is_label_name, is_metric_name};
 use crate::metrics::channel::Described;
-use crate::metrics::family::Registry;
+use crate::metrics::family::Family;
 use crate::metrics::sample_error::MAX_DETECTED;
 
 /// The number of buckets of a described histogram, at most.
@@ -44,7 +44,7 @@ impl Cache {
             self.register_described(metric)?;
         }
         // Needed for a new metric too: another model may have described it with other labels in between.
-        self.widen(metric)
+        self.widen(&metric.name, metric.kind, &metric.dimensions)
     }
 
     fn register_described(&self, metric: &Described) -> Result<(), SampleError> {
@@ -54,26 +54,30 @@ impl Cache {
         metric.check()?;
         let mut spec = MetricSpec::detected(&metric.name, metric.kind, "", metric.dimensions.clone());
         spec.help.clone_from(&metric.description);
-        spec.extensible = true;
+        spec.described = true;
         if metric.kind == Kind::Histogram {
             spec.buckets.clone_from(&metric.buckets);
         }
-        self.register(spec).map(drop)
+        self.register(spec)
     }
 
-    /// Adds missing labels to a described metric: in Triton, each of its series may have different labels.
-    fn widen(&self, metric: &Described) -> Result<(), SampleError> {
+    /// Adds missing labels to a detected metric: its series may have different labels. One model may record such series, as in Triton,
+    /// or several models a metric of one name.
+    pub(super) fn widen(&self, name: &str, kind: Kind, labels: &[String]) -> Result<(), SampleError> {
         let mut registry = self.registry.write().unwrap_or_else(PoisonError::into_inner);
-        let known = registry.catalog().find(&metric.name).map(|(_, spec)| spec);
-        let open = |spec: &&MetricSpec| spec.extensible && spec.kind == metric.kind;
+        let known = registry.family_of(name, Some(kind)).map(|family| family.spec());
+        let open = |spec: &&MetricSpec| spec.detected && spec.kind == kind;
         let Some(mut spec) = known.filter(open).cloned() else { return Ok(()) };
-        check_names(&metric.name, metric.kind, &metric.dimensions)?;
-        let new = metric.dimensions.iter().filter(|label| !spec.dimensions.contains(label));
+        check_names(name, kind, labels)?;
+        let new = labels.iter().filter(|label| !spec.dimensions.contains(label));
         let new: Vec<String> = new.cloned().collect();
         if new.is_empty() {
             return Ok(());
         }
-        spec.dimensions.extend(new);
+        // Models append labels such as `ModelName` after their own, and lines show labels in this order.
+        let is_own = |label: &String| spec.described || !WorkerLabel::is_appended(label);
+        let at = spec.dimensions.iter().take_while(|label| is_own(label)).count();
+        spec.dimensions.splice(at..at, new);
         if spec.dimensions.len() > MAX_LABELS {
             let (name, count) = (&spec.name, spec.dimensions.len());
             let text =
@@ -86,21 +90,41 @@ impl Cache {
         Ok(())
     }
 
-    /// Adds a metric that no file defines.
-    pub(super) fn register(&self, spec: MetricSpec) -> Result<Arc<Registry>, SampleError> {
+    /// Adds a metric that no file defines. If another detected metric has its name and a different type, only metric logs can
+    /// have both.
+    pub(super) fn register(&self, spec: MetricSpec) -> Result<(), SampleError> {
         check_names(&spec.name, spec.kind, &spec.dimensions)?;
         check_reserved(&spec.name).map_err(SampleError::Collision)?;
         let mut registry = self.registry.write().unwrap_or_else(PoisonError::into_inner);
-        if registry.catalog().find(&spec.name).is_some() {
-            return Ok(Arc::clone(&registry));
+        let known = registry.family_of(&spec.name, Some(spec.kind));
+        let namesake = known.filter(|known| known.spec.detected && known.spec.kind != spec.kind);
+        if known.is_some() && namesake.is_none_or(|known| known.views.prometheus) {
+            return Ok(());
         }
-        registry.catalog().check_collisions(&spec.name, spec.kind).map_err(SampleError::Collision)?;
-        let detected = registry.catalog().iter().filter(|(_, spec)| spec.detected).count();
-        if detected >= MAX_DETECTED {
+        if registry.detected() >= MAX_DETECTED {
             return Err(SampleError::TooManyMetrics(spec.name));
         }
+        if namesake.is_some() {
+            *registry = Arc::new(registry.with_namesake(&spec));
+            return Ok(());
+        }
+        registry.catalog().check_collisions(&spec.name, spec.kind).map_err(SampleError::Collision)?;
         *registry = Arc::new(registry.with_detected(spec));
-        Ok(Arc::clone(&registry))
+        Ok(())
+    }
+
+    /// Removes a detected metric if it has no series any more, so that its name is free for samples of another type.
+    pub(super) fn end_detected(&self, name: &str, kind: Kind) {
+        let is_over = |family: &Arc<Family>| family.spec.detected && family.spec.kind == kind && family.is_empty();
+        if !self.registry().family_of(name, Some(kind)).is_some_and(is_over) {
+            return;
+        }
+        let mut registry = self.registry.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(without) = registry.without_detected(name, kind) {
+            *registry = Arc::new(without);
+            // Feeds try refused series again.
+            self.generation.fetch_add(1, Ordering::Release);
+        }
     }
 }
 
@@ -203,7 +227,7 @@ mod tests {
         series(&[("shop", "a")]).unwrap().add_or_update(5.0).unwrap();
         let expected = ["held 3", "held{shop=\"a\"} 10", "held{shop=\"a\",till=\"2\"} 2"];
         assert_eq!(shown()[2..], expected, "{:?}", shown());
-        assert!(matches!(series(&[("other", "x")]), Err(SampleError::WrongLabels { .. })), "never described");
+        assert!(matches!(series(&[("other", "x")]), Err(SampleError::UnknownLabel { .. })), "never described");
         // The series is removed with its model, even if the model holds the earlier handle.
         let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
         model.add_owned(&first);

@@ -57,10 +57,15 @@ impl Cache {
 
     /// Removes series that no loaded model's workers write any more.
     pub(in crate::metrics) fn release(&self, released: impl IntoIterator<Item = Arc<Series>>) {
-        let registry = self.registry();
         for series in released {
-            if let Some(family) = registry.family(&series.spec().name) {
-                family.remove_one(series.labels(), &series.cell);
+            let spec = series.spec();
+            while let Some(family) = self.registry().family_of(&spec.name, Some(spec.kind)) {
+                if family.remove_one(&series) {
+                    break;
+                }
+            }
+            if spec.detected {
+                self.end_detected(&spec.name, spec.kind);
             }
         }
     }
@@ -68,7 +73,7 @@ impl Cache {
     /// Returns the series for a sample, if there is one.
     fn existing(&self, definition: &Definition) -> Option<Arc<Series>> {
         let registry = self.registry();
-        let family = registry.family(&definition.name)?;
+        let family = registry.family_of(&definition.name, definition.kind)?;
         let spec = &family.spec;
         let is_allowed = spec.builtin.is_none() && definition.kind.is_none_or(|kind| kind == spec.kind);
         if is_allowed { family.get(&self.values(spec, definition).ok()?) } else { None }

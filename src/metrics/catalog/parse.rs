@@ -41,6 +41,7 @@ impl Parsed {
         for spec in self.all().filter(|spec| spec.section == Section::Model) {
             if !spec.dimensions.iter().any(|label| WorkerLabel::of(label) == Some(WorkerLabel::Host)) {
                 spec.dimensions.push("Hostname".to_owned());
+                spec.host_is_added = true;
             }
         }
     }
@@ -394,7 +395,8 @@ impl Fields {
             also_as: Vec::new(),
             builtin,
             detected: false,
-            extensible: false,
+            described: false,
+            host_is_added: false,
         };
         spec.also_as = also_as::complete(self.also_as, &spec)?;
         Ok(spec)

@@ -34,7 +34,8 @@ impl WorkerLabel {
         })
     }
 
-    /// Returns whether a model may omit a value for this label although it declared it: `ts.metrics` of TorchServe appends these.
+    /// Returns whether a model may omit a value for this label although it declared it, and whether a sample may have the label
+    /// although its metric does not: `ts.metrics` of TorchServe appends these to every sample.
     pub fn is_appended(name: &str) -> bool {
         matches!(name, "ModelName" | "Level" | "Hostname")
     }

@@ -49,20 +49,20 @@ impl Samples<'_> {
         match reading {
             Reading::Number(number) => self.sample("", None, number.as_f64()),
             Reading::Histogram(histogram) => {
-                self.sample("_sum", None, histogram.sum);
-                self.sample("_count", None, histogram.count() as f64);
                 let mut count = 0;
                 for (bound, own) in &histogram.buckets {
                     count += own;
                     self.sample("_bucket", Some(("le", &number(*bound))), count as f64);
                 }
+                self.sample("_count", None, histogram.count() as f64);
+                self.sample("_sum", None, histogram.sum);
             }
             Reading::Summary(summary) => {
                 for (quantile, value) in &summary.quantiles {
                     self.sample("", Some(("quantile", &quantile.to_string())), *value);
                 }
-                self.sample("_sum", None, summary.sum);
                 self.sample("_count", None, summary.count as f64);
+                self.sample("_sum", None, summary.sum);
             }
         }
     }
@@ -146,11 +146,11 @@ ts_inference_requests_total{model_name="m",model_version="1",hostname="h",} 0.0
 C{Z="z\"},\\",A="a=b",Hostname="h",} 1.0E7
 # HELP H Torchserve prometheus histogram metric with unit: s
 # TYPE H histogram
-H_sum{ModelName="m",Hostname="h",} 0.25
-H_count{ModelName="m",Hostname="h",} 1.0
 H_bucket{ModelName="m",Hostname="h",le="5.0E-5",} 0.0
 H_bucket{ModelName="m",Hostname="h",le="0.5",} 1.0
 H_bucket{ModelName="m",Hostname="h",le="+Inf",} 1.0
+H_count{ModelName="m",Hostname="h",} 1.0
+H_sum{ModelName="m",Hostname="h",} 0.25
 # HELP G Torchserve prometheus gauge metric with unit: ms
 # TYPE G gauge
 "#;
@@ -160,6 +160,10 @@ H_bucket{ModelName="m",Hostname="h",le="+Inf",} 1.0
             lines
         };
         assert_eq!(sorted(&shown(&[])), sorted(expected));
+        // The order within a family; that of the families is arbitrary in the client.
+        let of_histogram = |text: &str| text.lines().filter(|line| line.starts_with("H_")).map(str::to_owned).collect();
+        let ours: Vec<String> = of_histogram(&shown(&[]));
+        assert_eq!(ours, of_histogram(expected));
     }
 
     #[test]

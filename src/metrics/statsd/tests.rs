@@ -159,17 +159,6 @@ fn faults_of_the_parser() {
 }
 
 #[test]
-fn labels_are_matched_to_declared_ones_by_name() {
-    let declared = ["a", "Hostname", "b"].map(str::to_owned);
-    let labels = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
-        pairs.iter().map(|&(k, v)| (k.to_owned(), v.to_owned())).collect()
-    };
-    assert_eq!(align(&labels(&[("b", "2")]), &declared, "here"), Ok(vec!["", "here", "2"]));
-    assert_eq!(align(&labels(&[("Hostname", "x"), ("a", "1")]), &declared, "here"), Ok(vec!["1", "x", ""]));
-    assert_eq!(align(&labels(&[("a", "1"), ("c", "1")]), &declared, "here"), Err("c"));
-}
-
-#[test]
 fn a_set_counts_distinct_members_and_falls_to_zero_once() {
     let mut sets = Sets::default();
     let feed = |sets: &mut Sets, text: &str| {

@@ -8,6 +8,7 @@ import queue
 import signal
 import socket
 
+import grpc
 import h2.config
 import h2.connection
 import numpy as np
@@ -22,9 +23,10 @@ from harness.models import copy_models, write
 from harness.ports import free_ports
 from harness.sequence_models import config, controls
 from harness.processes import held
-from harness.server import total
+from harness.server import EXAMPLES, Server, total
 from harness.statistics import until_received
 from harness.waiting import DEADLINE_S, eventually
+from protocol import cloud
 
 IDLE_LONG = "max_sequence_idle_microseconds: 600000000"
 MODELS = {
@@ -194,6 +196,41 @@ def test_readiness_ends_first(start, repository):
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
         assert client.is_server_live() and not client.is_server_ready()
     ends_well(server)
+
+
+@pytest.mark.parametrize("delay", [[], ["--exit-delay-secs=600"]], ids=["draining", "before"])
+def test_no_health_check_is_healthy_while_the_server_exits(tmp_path, repository, delay):
+    """Those of v2, of gRPC's health protocol, of SageMaker and of Vertex AI. A running sequence keeps the server from exiting."""
+    sagemaker, vertex_ai = free_ports(2)
+    copy_models(repository, ["simple"], EXAMPLES)
+    server = Server(tmp_path, [repository], [*cloud.options(sagemaker, vertex_ai), *delay])
+    server.environment = cloud.ENVIRONMENT
+    with server:
+        platforms = cloud.Both(sagemaker, vertex_ai, False)
+        cloud.until_there(platforms)
+
+        def healthy() -> dict:
+            with grpc.insecure_channel(server.grpc) as channel:
+                check = channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=DEADLINE_S)
+                ready = channel.unary_unary("/inference.GRPCInferenceService/ServerReady")(b"", timeout=DEADLINE_S)
+            return {
+                "/v2/health/ready": server.get("/v2/health/ready")[0] == 200,
+                "/ping": platforms.ask("sagemaker", "GET", "/ping")[0] == 200,
+                "Vertex AI": platforms.ask("vertex_ai", "GET", cloud.HEALTH)[0] == 200,
+                "Check": check == b"\x08\x01",
+                "ServerReady": ready == b"\x08\x01",
+            }
+
+        assert set(healthy().values()) == {True}
+        with tritonclient.http.InferenceServerClient(server.http) as client:
+            client.infer("direct", step(tritonclient.http, 1), sequence_id=7, sequence_start=True)
+            server.process.send_signal(signal.SIGTERM)
+            eventually("the exit begins", lambda: "exiting: " in server.log_tail())
+            assert set(healthy().values()) == {False}, healthy()
+            client.infer("direct", step(tritonclient.http, 1), sequence_id=7, sequence_end=True)
+        # A second signal ends the delay.
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(DEADLINE_S)
 
 
 def test_kept_connections_over_http(server):

@@ -1,6 +1,7 @@
 """Metrics from other sources: lines that a worker prints in TorchServe's format, and StatsD datagrams, in addition to the
 ring."""
 
+import math
 import os
 import re
 import socket
@@ -105,21 +106,25 @@ def test_ring_stdout_and_statsd_give_the_same_series(emitters):
 
 
 def test_printed_lines_of_old_and_new_formats(emitters):
-    """Lines with and without type, host and ids, and labels by name or position; a line without a metric goes to the log."""
+    """Lines with and without type, host and ids, and labels in any order; a line without a metric goes to the log."""
     emitters.print(
         f"[METRICS]Orders.Count:1|#shop:a,Level:Model|#type:COUNTER|#hostname:{HOST},1699061430,6d17-1,6d17-2",
         f"INFO > [METRICS]Orders.Count:2|#shop:a,Level:Model|#hostname:{HOST},1699061430,6d17-1",
         "[METRICS]Orders.Other:4|#Level:Model,shop:a",
-        "[METRICS]Orders.Count:8|#first:a,second:Model|#type:GAUGE",
+        "[METRICS]Orders.Count:8|#shop:a,ModelName:print,Level:Model|#type:GAUGE",
         "[METRICS]Orders.Count:1e+16|#shop:http://h:80/x,y,Level:Model",
         "[METRICS]Temperature.Celsius:-3.5|#room:",
-        "[METRICS]Size.Bytes:5|#kind:x|#type:HISTOGRAM",
+        "[METRICS]Temperature.Celsius:nan|#room:broken",
+        "[METRICS]Size.Kilobytes:0.0048828125|#kind:x|#type:HISTOGRAM",
+        "[METRICS]PredictionTime.Seconds:0.25|#ModelName:print,Level:printed",
         "an ordinary line",
     )
     emitters.becomes(15, "Orders", shop="a", Level="Model", Hostname=HOST)
     emitters.becomes(1e16, "Orders", shop="http://h:80/x,y", Level="Model", Hostname=HOST)
     emitters.becomes(-3.5, "Temperature", room="")
     emitters.becomes(1, "Size_bucket", kind="x", le="10")
+    emitters.becomes(250, "PredictionTime_sum", ModelName="print", Level="printed", Hostname=HOST)
+    assert math.isnan(emitters.value("Temperature", room="broken"))
     eventually("the log has the ordinary line", lambda: emitters.logged("an ordinary line"))
     assert not emitters.logged(r"\[METRICS\]")
     assert refused(emitters, "stdout") == 0
@@ -130,10 +135,12 @@ def test_malformed_printed_lines_are_counted_and_logged_once_a_second(emitters):
     started = time.monotonic()
     emitters.print(*["[METRICS]Failed to update metric with name:X"] * 500, "[METRICS]Orders.Count:1|#shop:b,Level:L")
     emitters.becomes(1, "Orders", shop="b", Level="L", Hostname=HOST)
-    emitters.print("[METRICS]Temperature.Celsius:nan|#room:a", "[METRICS]Two Words.ms:1|#", "[METRICS]Size.B:1|#a:1,b:2")
+    emitters.print("[METRICS]Temperature.Celsius:a|#room:a", "[METRICS]Two Words.ms:1|#", "[METRICS]Size.B:1|#a:1,b:2")
+    emitters.print("[METRICS]Orders.Count:nan|#shop:a", "[METRICS]Orders.Count:1|#first:a,second:Model")
     eventually("all lines are counted", lambda: refused(emitters, "stdout") == 502)
     dropped = lambda: total(emitters.server.scrape(), "pharos_metric_samples_dropped_total", model="print")
-    eventually("the line with wrong labels counts as a dropped sample of the model", lambda: dropped() == 1)
+    eventually("lines with wrong labels or values count as dropped samples of the model", lambda: dropped() == 3)
+    assert not any(name == "Orders" and "first" in str(labels) for name, labels in emitters.server.scrape())
     logged_refusals = emitters.logged("a metric line from the output of print.* was refused: .*")
     assert 1 <= len(logged_refusals) <= time.monotonic() - started + 1
     assert "a metric line begins with Name.Unit:value; line: `[METRICS]Failed to update" in logged_refusals[0]

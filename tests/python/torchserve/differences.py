@@ -63,7 +63,17 @@ DIFFERENCES = [
         ("metrics: percent",),
         "Samples with other dimensions than the first one are recorded; TorchServe drops them.",
         ('"status": 200',),
-        ("P1.Percent:12.5|#ModelName:metered,Level:Model|UUID", "P1.Percent:50.0|#ModelName:a,Level:metered|UUID"),
+        ("P1.Percent:12.5|#ModelName:metered,Level:Model|UUID", "P1.Percent:50.0|#Kind:a,ModelName:metered,Level:Model|UUID"),
+    ),
+    Difference(
+        ("metrics: time",),
+        "A value in another unit than the metric's is converted; TorchServe records 5 s as 5 ms.",
+        ('"status": 200',),
+        (
+            "T1.Milliseconds:5.5|#ModelName:metered,Level:Model|UUID",
+            "T1.Milliseconds:5000.0|#ModelName:metered,Level:Model|UUID",
+            "T2.Seconds:1.0|#ModelName:metered,Level:Model|UUID",
+        ),
     ),
     Difference(
         ("metrics: numbers that were lost",),

@@ -1,5 +1,5 @@
-"""Concurrent registrations and unregistrations, registrations that ask for too much or name a pipe, and headers of handlers that
-would break the connection.
+"""Concurrent registrations and unregistrations, registrations that ask for too much or name a pipe, paths of archives, the default
+version, headers of handlers, and the variables that they see.
 
 Requires a Python with the package `pharos-worker`: `PHAROS_PYTHON`, or that of the tests."""
 
@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from harness.waiting import DEADLINE_S, eventually
+from torchserve.archive_files import files, zipped
 from torchserve.home import HOST, Home, has_worker
 
 pytestmark = pytest.mark.skipif(not has_worker, reason="there is no Python with the package pharos-worker: make python-worker")
@@ -152,3 +153,82 @@ def test_pipes_and_devices_are_no_archives(home):
     assert home.manage("POST", "/models?url=plain&handler=waits&initial_workers=0")[0] == 200
     assert home.manage("DELETE", "/models/plain")[0] == 200
     os.remove(home.store / "stored.mar")
+
+
+def test_a_path_names_a_file_of_the_model_store(home):
+    """As in TorchServe, which takes the last part of a path."""
+    archive = waits(home, "stored", "now")
+    for url in (f"store/{archive}", f"a/b/{archive}", f"/elsewhere/{archive}", str(home.store / archive)):
+        assert home.manage("POST", f"/models?url={url}&initial_workers=0")[0] == 200, url
+        assert home.manage("GET", "/models/stored")[1][0]["modelUrl"] == url
+        assert home.manage("DELETE", "/models/stored")[0] == 200
+    (home.store / "folder").mkdir()
+    (home.store / "folder/deep.mar").write_bytes((home.store / archive).read_bytes())
+    assert home.manage("POST", "/models?url=folder/deep.mar&initial_workers=0")[0] == 200, "only the folder has it"
+    assert home.manage("DELETE", "/models/stored")[0] == 200
+    for url in ("store/none.mar", "/elsewhere/none.mar", "store/"):
+        status, answer = home.manage("POST", f"/models?url={url}")
+        assert (status, answer["type"]) == (404, "ModelNotFoundException"), (url, answer)
+
+
+def test_a_path_in_the_arguments_names_a_file_of_the_model_store(tmp_path):
+    """The path from the user's directory, `--models store/m.mar`."""
+    arguments = ("--disable-token-auth", "--enable-model-api", "--models", "store/given-1.0.mar", "other=store/given-1.0.mar")
+    home = Home(tmp_path, arguments=arguments)
+    home.archive("given")
+    with home:
+        assert set(states(home)) == {"given", "other"}
+
+
+@pytest.mark.parametrize("default", ["1.0", "2.0"])
+def test_the_version_that_is_marked_as_the_default_wins(tmp_path, default):
+    """Whatever the order in which `load_models=all` finds them."""
+    marked = {"both": {default: {"defaultVersion": True, "marName": f"both-{default}.mar", "minWorkers": 1, "maxWorkers": 1}}}
+    home = Home(tmp_path, ["load_models=all", f"models={json.dumps(marked)}"])
+    for version in ("1.0", "2.0"):
+        home.archive("both", version=version)
+    with home:
+        assert home.manage("GET", "/models/both")[1][0]["modelVersion"] == default
+
+
+NAMED = """
+def handle(data, context):
+    if data:
+        context.set_response_header(0, "X-Same", context.get_request_header(0, "X-Name"))
+        context.set_response_header(0, "X-Own", "caf\\u00e9 \\u4e2d")
+    return data and ["named"] * len(data)
+"""
+
+
+def test_headers_are_in_latin_1(home):
+    """The encoding of HTTP/1.1, which clients and TorchServe use. The module of the standard library also does."""
+    (home.store / "named.mar").write_bytes(zipped(files("named", NAMED)))
+    home.register("named.mar")
+    status, headers, _ = home.ask("POST", "/predictions/named", b"x", {"X-Name": "M\u00fcnchen"})
+    assert (status, headers["x-same"], headers["x-own"]) == (200, "M\u00fcnchen", "caf\u00e9 ?")
+    assert home.manage("DELETE", "/models/named")[0] == 200
+
+
+SEES = """import json, os
+
+def handle(data, context):
+    return data and [json.dumps(dict(os.environ))] * len(data)
+"""
+
+
+def test_variables_of_the_operator_reach_handlers(tmp_path, monkeypatch):
+    """Those of thread pools and GPUs. The server sets defaults only for those that the environment does not have."""
+    own = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "3", "MKL_DYNAMIC": "FALSE", "CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
+    for given in (own, {}):
+        for name in own:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        folder = tmp_path / str(len(given))
+        folder.mkdir()
+        with Home(folder) as home:
+            (home.store / "sees.mar").write_bytes(zipped(files("sees", SEES)))
+            home.register("sees.mar")
+            seen = json.loads(home.predict("sees", b"x")[1])
+            expected = given or {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+            assert {name: value for name, value in seen.items() if name in own} == expected

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from harness.server import Process, alive, binary
+from harness.server import Process, alive, binary, command_line
 from harness.waiting import DEADLINE_S, eventually, run_for
 from torchserve.home import Home, has_worker
 from torchserve.launcher import COMMANDS, Launcher, answers
@@ -21,6 +21,8 @@ def test_start_and_stop(launcher):
     assert launcher.started(*words, "--models", "renamed=echo.mar").returncode == 0
     pid = launcher.pid()
     assert alive(pid)
+    # SageMaker's toolkit waits for the process that has exactly this argument.
+    assert "org.pytorch.serve.ModelServer" in command_line(pid)
     eventually("the model is ready", lambda: answers(launcher, "/predictions/renamed") == 200)
     again = launcher.run("--start", *words)
     assert (again.returncode, alive(pid)) == (1, True)
@@ -28,7 +30,10 @@ def test_start_and_stop(launcher):
     assert "TorchServe has stopped." in launcher.run("--stop").stdout
     eventually("the process is gone", lambda: not alive(pid))
     assert not (launcher.folder / "tmp/.model_server.pid").exists()
-    assert "TorchServe is not currently running." in launcher.run("--stop").stdout
+    stopped = launcher.run("--stop")
+    assert stopped.returncode == 0 and "TorchServe is not currently running." in stopped.stdout
+    if launcher.command[-1] == "torchserve" and len(launcher.command) == 2:
+        assert f"there is no process id file '{launcher.folder}/tmp/.model_server.pid'" in stopped.stdout
 
 
 def test_version(launcher):
@@ -158,5 +163,7 @@ def test_stop_ends_no_server_that_was_started_otherwise(start, tmp_path):
     launcher = Launcher(tmp_path / "launcher", *COMMANDS["pharos"]())
     file = launcher.folder / "tmp/.model_server.pid"
     file.write_text(str(server.process.pid))
-    assert "TorchServe is not currently running." in launcher.run("--stop").stdout
+    stopped = launcher.run("--stop").stdout
+    assert "TorchServe is not currently running." in stopped
+    assert f"the process {server.process.pid} in '{file}' is not a server that `pharos torchserve` has started" in stopped
     assert server.get("/v2/health/live")[0] == 200 and not file.exists()

@@ -112,6 +112,10 @@ impl Service for EchoService {
         false
     }
 
+    fn leaving(&self) -> bool {
+        self.exiting()
+    }
+
     fn server_name(&self) -> &str {
         "triton"
     }

@@ -30,6 +30,7 @@ use pharos::metrics::cache::SampleError;
 use pharos::metrics::catalog::{Kind, RECORDED_BY_WORKER, STATE_BYTES};
 pub use pharos::metrics::channel::Described;
 use pharos::metrics::channel::PushError;
+use pharos::metrics::unit::Conversion;
 use pharos::metrics::worker_metrics::{WorkerMetric, WorkerMetrics};
 use pharos::timeline::Instant;
 use pharos::wire::{BatchRequest, Done, Load};
@@ -67,7 +68,7 @@ impl From<MetricError> for InferError {
 }
 
 /// A sample of a metric that need not have been added. If a metric of this name is defined, its definition applies, whatever its
-/// type.
+/// type. A value in another unit of time or size is converted.
 #[derive(Clone, Copy, Debug)]
 pub struct UndeclaredSample<'a> {
     /// Its name.
@@ -76,8 +77,7 @@ pub struct UndeclaredSample<'a> {
     pub unit: &'a str,
     /// Its type, used if the metric is not defined.
     pub kind: Kind,
-    /// Names and values of its dimensions. They are matched with the defined ones by name if all of these names are defined,
-    /// otherwise by position; the host may be omitted.
+    /// Names and values of its dimensions, in any order. They are matched with the defined ones by name. The host may be omitted.
     pub dimensions: &'a [(&'a str, &'a str)],
 }
 
@@ -112,7 +112,7 @@ impl Metrics {
     pub fn open(ring: &OwnedFd, wakeup: OwnedFd, load: &Load) -> io::Result<Self> {
         let metrics = Self(Arc::new(MetricsState {
             definitions: Mutex::new(Definitions::new(&load.model, load.version, load.auto_detect)),
-            sink: Mutex::new(Sink::open(ring, wakeup)?),
+            sink: Mutex::new(Sink::open(ring, wakeup, format!("{}/{}", load.model, load.version))?),
             held: Mutex::default(),
             times: Mutex::default(),
         }));
@@ -133,7 +133,8 @@ impl Metrics {
         Ok(())
     }
 
-    /// Adds the metric of this name and type with these dimensions; `metrics.yaml` determines its unit and labels. Dimensions of
+    /// Adds the metric of this name and type with these dimensions; `metrics.yaml` determines its unit and labels. Values in another
+    /// unit of time or size are converted. Dimensions of
     /// the definition that are omitted must be among those of [`WorkerLabel`](pharos::metrics::catalog::WorkerLabel), which are
     /// filled in. The same metric may be added any number of times.
     ///
@@ -178,13 +179,20 @@ impl Metrics {
     /// Records a sample of a metric that need not have been added. If the metric is not defined and auto-detection is on, it is
     /// added with the dimensions of its first sample; if auto-detection is off, the sample is dropped and counted.
     pub fn record_undeclared(&self, sample: &UndeclaredSample<'_>, value: f64, requests: Requests<'_>) {
-        let found = lock(&self.0.definitions).undeclared(sample);
+        let found = match lock(&self.0.definitions).undeclared(sample) {
+            Ok(Some(found)) => Ok(found),
+            Ok(None) => return,
+            Err(error) => Err(error),
+        };
         let series = found.and_then(|(named, values)| {
             let values: Vec<&str> = values.iter().map(String::as_str).collect();
-            Metric::new(self.clone(), named).series(&values)
+            Metric::new(self.clone(), named).series_of_all(&values)
         });
         match series {
-            Ok(series) => series.add_or_update_for(value, requests),
+            Ok(series) => {
+                let value = Conversion::between(sample.unit, series.unit()).apply(value);
+                series.add_or_update_for(value, requests);
+            }
             Err(error) => self.sink().drop_sample(&error),
         }
     }
@@ -209,7 +217,7 @@ impl Metrics {
     }
 
     /// Ends a batch that arrived at `arrived`: records `HandlerTime` (in the backend) and `PredictionTime` (including the work
-    /// around it), in milliseconds, for successes only. With `None`, the backend records them itself.
+    /// around it), in the unit of its definition, for successes only. With `None`, the backend records them itself.
     #[doc(hidden)]
     pub fn batch_executed(&self, done: &Done, arrived: Option<Instant>) {
         if let Some(arrived) = arrived.filter(|_| done.error.is_none()) {
@@ -217,7 +225,9 @@ impl Metrics {
             let end = done.stamps.end;
             for (series, start) in [(&times.handler, done.stamps.start), (&times.prediction, arrived)] {
                 if let Some(series) = series {
-                    series.record(end.ns_since(start) as f64 / 1e6, end, Requests::Batch);
+                    let milliseconds = end.ns_since(start) as f64 / 1e6;
+                    let value = Conversion::between("ms", series.unit()).apply(milliseconds);
+                    series.record(value, end, Requests::Batch);
                 }
             }
         }

@@ -26,7 +26,7 @@ use pharos::timeline::Instant;
 use pharos::trace::settings::Update;
 
 use super::exchange::Exchange;
-use super::{EXITING, Engine, OpenStreamCount, Responses, SERVING, check_text, uploads};
+use super::{EXITING, Engine, LEAVING, OpenStreamCount, Responses, SERVING, check_text, uploads};
 use crate::serving::Refusal;
 use pharos_os::{blocking, clock};
 use pharos_telemetry::log;
@@ -43,6 +43,10 @@ impl Service for Engine {
 
     fn exiting(&self) -> bool {
         self.phase() == EXITING
+    }
+
+    fn leaving(&self) -> bool {
+        matches!(self.phase(), LEAVING | EXITING)
     }
 
     fn server_name(&self) -> &str {

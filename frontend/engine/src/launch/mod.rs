@@ -89,6 +89,11 @@ impl Launch {
         Self { arguments, ..self.clone() }
     }
 
+    /// Returns whether the process inherits this variable from the environment of this one.
+    pub(crate) fn inherits(&self, name: &str) -> bool {
+        !self.hidden.iter().any(|hidden| hidden == name) && std::env::var_os(name).is_some()
+    }
+
     /// Returns the command with its environment. In a sandbox, it may write its directory for temporary files, which it finds in
     /// the usual variable.
     pub(crate) fn command(&self, temporary: Option<&Path>) -> Command {

@@ -114,7 +114,7 @@ impl Fork {
             arguments: start.arguments.clone(),
             descriptors: start.files.iter().map(|(_, number)| *number).collect(),
             processors: start.processors.to_vec(),
-            variables: start.inherited.variables(),
+            variables: start.inherited.variables(|name| start.launch.inherits(name)),
         };
         let text = request.encode()?;
         let files = start.files.iter().map(|(file, _)| file.try_clone()).collect::<io::Result<_>>()?;
@@ -245,7 +245,8 @@ impl ForkServer {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         let mut command = Command::from(launch.command(None));
         command.arg(FORK_SERVER).arg(kind.modules.join(",")).arg(" ".repeat(SPACE));
-        command.envs(kind.inherited.iter().flat_map(Inherited::variables));
+        let inherited = kind.inherited.iter();
+        command.envs(inherited.flat_map(|inherited| inherited.variables(|name| launch.inherits(name))));
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         let socket = FdMapping { parent_fd: theirs, child_fd: descriptors::SOCKET };
         command.fd_mappings(vec![socket]).map_err(|error| io::Error::other(error.to_string()))?;

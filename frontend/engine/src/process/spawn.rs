@@ -80,7 +80,7 @@ fn program(start: Start<'_>, own: usize) -> io::Result<Child> {
     // Separate process groups: Ctrl-C in a terminal signals only the frontend, which drains before it ends its workers.
     command
         .args(start.arguments.iter().map(OsString::from))
-        .envs(start.inherited.variables())
+        .envs(start.inherited.variables(|name| start.launch.inherits(name)))
         .process_group(0)
         .stdin(Stdio::null())
         .kill_on_drop(true);

@@ -23,7 +23,7 @@ pub(super) struct Start<'a> {
     pub(super) limit: Duration,
 }
 
-/// The threads and GPUs of a process, which its environment variables name.
+/// The threads and GPUs of a process, which its environment variables name unless this process has them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Inherited {
     /// The number of threads that one execution may use.
@@ -33,12 +33,30 @@ pub(super) struct Inherited {
 }
 
 impl Inherited {
-    /// Returns the names and values of the variables.
-    pub(super) fn variables(&self) -> Vec<(String, String)> {
-        let threads = ("OMP_NUM_THREADS".to_owned(), self.threads.to_string());
+    /// Returns the names and values of the variables, except those that `inherits` returns true for: an operator has set them. The
+    /// GPUs are always set, because the server has placed the process.
+    pub(super) fn variables(&self, inherits: impl Fn(&str) -> bool) -> Vec<(String, String)> {
+        let threads = ("OMP_NUM_THREADS", self.threads.to_string());
         // Makes device numbers equal in all processes.
-        let order = ("CUDA_DEVICE_ORDER".to_owned(), "PCI_BUS_ID".to_owned());
-        let gpus = self.gpus.clone().map(|gpus| ("CUDA_VISIBLE_DEVICES".to_owned(), gpus));
-        [threads, order].into_iter().chain(gpus).collect()
+        let order = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID".to_owned());
+        let defaults = [threads, order].into_iter().filter(|(name, _)| !inherits(name));
+        let gpus = self.gpus.clone().map(|gpus| ("CUDA_VISIBLE_DEVICES", gpus));
+        defaults.chain(gpus).map(|(name, value)| (name.to_owned(), value)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_of_the_operator_remain() {
+        let inherited = Inherited { threads: 4, gpus: Some("GPU-a".to_owned()) };
+        let names = |inherits: fn(&str) -> bool| -> Vec<String> {
+            inherited.variables(inherits).into_iter().map(|(name, _)| name).collect()
+        };
+        assert_eq!(names(|_| false), ["OMP_NUM_THREADS", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"]);
+        assert_eq!(names(|name| name == "OMP_NUM_THREADS"), ["CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"]);
+        assert_eq!(names(|_| true), ["CUDA_VISIBLE_DEVICES"]);
     }
 }

@@ -1,5 +1,6 @@
 //! Worker health for `/ping`. A worker that died still counts as healthy for `maxRetryTimeoutInSec` after the first of several
-//! consecutive losses, and again once it is back.
+//! consecutive losses, and again once it is back. A server whose exit has begun is not healthy, as for the health checks of all
+//! protocols.
 
 use std::time::Duration;
 
@@ -11,8 +12,12 @@ use super::{Registry, Version};
 use pharos_os::clock;
 
 impl Registry {
-    /// Whether the default version of each model has its configured number of workers. This is TorchServe's rule.
+    /// Whether the exit has not begun and the default version of each model has its configured number of workers. The second is
+    /// TorchServe's rule.
     pub fn is_healthy(&self) -> bool {
+        if self.service.leaving() {
+            return false;
+        }
         let defaults: Vec<_> = {
             let models = self.read();
             models.values().filter_map(|model| model.versions.get(&model.default).cloned()).collect()

@@ -23,12 +23,18 @@ impl Registry {
 
     async fn load_configured(self: &Arc<Self>) -> Result<(), String> {
         let mut defaults = Vec::new();
+        // What `models` says of versions that `load_models` names only by their archives.
+        let is_marked = |name: &str, version: &str| {
+            self.settings.snapshot.is_none()
+                && self.settings.model_properties(name, version).is_some_and(|said| said.default_version)
+        };
         for (url, asked, default) in self.at_start() {
             let named = asked.model_name.clone().unwrap_or_default();
             match self.add(&url, asked).await {
                 Ok(version) => {
                     version.keep_starting(self);
-                    defaults.extend(default.then(|| (version.name.clone(), version.text.clone())));
+                    let is_default = default || is_marked(&version.name, &version.text);
+                    defaults.extend(is_default.then(|| (version.name.clone(), version.text.clone())));
                 }
                 Err(refused) if self.settings.snapshot.is_some() => {
                     return Err(snapshot::refused(&named, &refused.message));

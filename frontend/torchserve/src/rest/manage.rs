@@ -193,7 +193,7 @@ struct Readiness<'a> {
 /// `GET /v1/models/M`.
 pub(super) fn ready(shared: &Shared, model: &str) -> Result<Response, Refused> {
     let version = shared.registry.find(model, "")?;
-    let ready = !shared.uncounted.worker_health(&version.engine_name).is_empty();
+    let ready = !shared.service.exiting() && !shared.uncounted.worker_health(&version.engine_name).is_empty();
     Ok(answer::json(&Readiness { name: model, ready }))
 }
 

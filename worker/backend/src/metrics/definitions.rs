@@ -3,10 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use pharos::metrics::alignment::align;
 use pharos::metrics::cache::SampleError;
-use pharos::metrics::catalog::{Kind, WorkerLabel};
+use pharos::metrics::catalog::{Kind, RECORDED_BY_WORKER, WorkerLabel};
 use pharos::metrics::channel::{Definition, Described};
 use pharos::metrics::emitter::prometheus_name;
+use pharos::metrics::unit::Conversion;
 use pharos::metrics::worker_lines;
 use pharos::metrics::worker_metrics::{WorkerMetric, WorkerMetrics};
 
@@ -24,10 +26,9 @@ pub(super) struct Definitions {
     added: HashMap<(String, Kind), Arc<Named>>,
     /// Metrics that the model itself has described, by name, one for each list of labels. They need no definition.
     own: HashMap<String, Vec<Arc<Named>>>,
+    /// Metrics without a definition that samples have added, by name, one for each list of labels.
+    detected: HashMap<String, Vec<Arc<Named>>>,
 }
-
-/// Dimensions that handlers append to each sample, whether or not the metric has them.
-const APPENDED: [&str; 2] = ["ModelName", "Level"];
 
 /// Values of dimensions that a model may omit.
 struct Defaults {
@@ -59,6 +60,7 @@ impl Definitions {
             defaults,
             added: HashMap::new(),
             own: HashMap::new(),
+            detected: HashMap::new(),
         }
     }
 
@@ -80,6 +82,9 @@ impl Definitions {
             }
         });
         self.added = added;
+        let mut detected = std::mem::take(&mut self.detected);
+        detected.retain(|name, _| self.spec(name).is_none());
+        self.detected = detected;
         for (name, all) in &self.own {
             let on = self.spec(name).is_none_or(|(_, on)| on);
             all.iter().for_each(|named| named.switch(on));
@@ -98,13 +103,12 @@ impl Definitions {
         let named = match self.spec(name) {
             Some((spec, on)) => {
                 check_kind(spec, kind)?;
-                self.named(spec, given, on)?
+                // The server converts samples to the unit of the definition.
+                let is_same = Conversion::between(unit, &spec.unit) == Conversion::None;
+                let unit = if is_same { spec.unit.as_str() } else { unit };
+                self.named(spec, unit, given, on)?
             }
-            None if self.auto_detect => {
-                let defaults = given.iter().map(|name| self.defaults.of(name).map(str::to_owned)).collect();
-                let definition = (name.to_owned(), unit.to_owned(), kind);
-                Named::new(definition, given, defaults)
-            }
+            None if self.auto_detect => self.undefined(name, unit, given, kind),
             None => {
                 let labels = given.into_iter().map(|dimension| (dimension, String::new())).collect();
                 let definition = Definition { name: name.to_owned(), kind: Some(kind), unit: unit.to_owned(), labels };
@@ -112,7 +116,8 @@ impl Definitions {
             }
         };
         let key = (name.to_owned(), kind);
-        if let Some(known) = self.added.get(&key).filter(|known| known.names() == named.names()) {
+        let is_same = |known: &&Arc<Named>| known.names() == named.names() && known.unit() == named.unit();
+        if let Some(known) = self.added.get(&key).filter(is_same) {
             return Ok(Arc::clone(known));
         }
         let named = Arc::new(named);
@@ -141,7 +146,8 @@ impl Definitions {
             return Err(SampleError::WrongLabels { metric, expected, given: dimensions.clone() }.into());
         }
         let none = vec![None; dimensions.len()];
-        let own = Named::new((name.clone(), String::new(), *kind), dimensions.clone(), none);
+        let count = dimensions.len();
+        let own = Named::new((name.clone(), String::new(), *kind), dimensions.clone(), none, count);
         let own = Arc::new(own);
         self.added.entry(key).or_insert_with(|| Arc::clone(&own));
         self.own.entry(name.clone()).or_default().push(Arc::clone(&own));
@@ -149,61 +155,61 @@ impl Definitions {
     }
 
     /// Implements [`super::Metrics::record_undeclared`]; also returns the values of its dimensions in the order of
-    /// [`Named::names`].
+    /// [`Named::names`]. `None` if the definition disables the metric, or leaves out one that the server's own code in workers
+    /// records.
     pub(super) fn undeclared(
         &mut self,
         sample: &UndeclaredSample<'_>,
-    ) -> Result<(Arc<Named>, Vec<String>), MetricError> {
+    ) -> Result<Option<(Arc<Named>, Vec<String>)>, MetricError> {
         let name = prometheus_name(sample.name);
-        let (named, declared) = match self.spec(&name).map(|(spec, _)| (spec.kind, spec.dimensions.clone())) {
-            Some((kind, declared)) => (self.get(&name, kind)?, declared),
-            None => {
-                let named = match self.added.iter().find(|((known, _), _)| *known == *name) {
-                    Some((_, known)) => Arc::clone(known),
-                    None => self.detect(&name, sample)?,
-                };
-                let declared = named.names().to_vec();
-                (named, declared)
+        let named = match self.spec(&name) {
+            Some((_, false)) => return Ok(None),
+            Some((spec, _)) => {
+                let kind = spec.kind;
+                self.get(&name, kind)?
             }
+            None if RECORDED_BY_WORKER.contains(&&*name) => return Ok(None),
+            None => self.detect(&name, sample)?,
         };
-        let Some(values) = self.by_name(sample, &declared).or_else(|| self.by_position(sample, &declared)) else {
-            let given = sample.dimensions.iter().map(|(name, _)| (*name).to_owned()).collect();
-            return Err(SampleError::WrongLabels { metric: name.into_owned(), expected: declared, given }.into());
-        };
-        let of = |name: &String| declared.iter().position(|other| other == name).and_then(|at| values.get(at));
-        let values = named.names().iter().map(|name| of(name).map_or_else(String::new, |value| (*value).to_owned()));
-        let values = values.collect();
-        Ok((named, values))
+        let default = |label: &str| Some(self.defaults.of(label).unwrap_or_default());
+        let values = align(&name, sample.dimensions, named.names(), WorkerLabel::is_appended, default)?;
+        let values = values.into_iter().map(str::to_owned).collect();
+        Ok(Some((named, values)))
     }
 
-    /// Returns the values of the declared dimensions if the sample has each one that the worker cannot fill in, and no others
-    /// except those that handlers append to all samples.
-    fn by_name<'a>(&'a self, sample: &UndeclaredSample<'a>, declared: &[String]) -> Option<Vec<&'a str>> {
-        let given = |name: &str| sample.dimensions.iter().find(|(other, _)| *other == name).map(|(_, value)| *value);
-        let known = |name: &str| declared.iter().any(|other| other == name) || APPENDED.contains(&name);
-        if !sample.dimensions.iter().all(|(name, _)| known(name)) {
-            return None;
-        }
-        declared.iter().map(|name| given(name).or_else(|| self.defaults.of(name))).collect()
-    }
-
-    /// Matches dimensions by position, as in the metric lines of handlers; see [`legacy`].
-    fn by_position<'a>(&'a self, sample: &UndeclaredSample<'a>, declared: &[String]) -> Option<Vec<&'a str>> {
-        let (name, unit, request_ids) = (sample.name, sample.unit, "");
-        let (dimensions, hostname) = (sample.dimensions.to_vec(), Some(self.defaults.hostname.as_str()));
-        let line = worker_lines::Line { name, unit, value: 0.0, dimensions, kind: None, hostname, request_ids };
-        worker_lines::align(&line, declared, &self.defaults.hostname)
-    }
-
-    /// Adds a metric without a definition, with the dimensions of its first sample followed by `Hostname`.
+    /// Returns the metric without a definition that has the labels of this sample, followed by `Hostname`. The first sample of a
+    /// name determines its type.
     fn detect(&mut self, name: &str, sample: &UndeclaredSample<'_>) -> Result<Arc<Named>, MetricError> {
-        let mut names: Vec<String> =
-            sample.dimensions.iter().map(|(name, _)| prometheus_name(name).into_owned()).collect();
-        if !names.iter().any(|name| name == "Hostname") {
-            names.push("Hostname".to_owned());
+        let mut labels: Vec<String> = Vec::new();
+        for (label, _) in sample.dimensions {
+            let label = prometheus_name(label);
+            if !labels.iter().any(|other| *other == label) {
+                labels.push(label.into_owned());
+            }
         }
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        self.add(name, worker_lines::unit_name(sample.unit), &names, sample.kind)
+        let has_labels = |named: &&Arc<Named>| {
+            let names = named.names();
+            let is_filled = |name: &String| labels.contains(name) || WorkerLabel::of(name) == Some(WorkerLabel::Host);
+            labels.iter().all(|label| names.contains(label)) && names.iter().all(is_filled)
+        };
+        let added = self.added.iter().filter(|((known, _), _)| known == name).map(|(_, named)| named);
+        let own = self.own.get(name).into_iter().flatten();
+        let mut known = self.detected.get(name).into_iter().flatten().chain(added).chain(own).peekable();
+        let kind = known.peek().map_or(sample.kind, |first| first.kind());
+        if let Some(named) = known.find(has_labels) {
+            return Ok(Arc::clone(named));
+        }
+        if !self.auto_detect {
+            let labels = labels.into_iter().map(|label| (label, String::new())).collect();
+            let (name, unit) = (name.to_owned(), sample.unit.to_owned());
+            return Err(SampleError::Undeclared(Box::new(Definition { name, kind: Some(kind), unit, labels })).into());
+        }
+        if !labels.iter().any(|label| label == "Hostname") {
+            labels.push("Hostname".to_owned());
+        }
+        let named = Arc::new(self.undefined(name, worker_lines::unit_name(sample.unit), labels, kind));
+        self.detected.entry(name.to_owned()).or_default().push(Arc::clone(&named));
+        Ok(named)
     }
 
     /// Returns the model metrics of the definition.
@@ -221,7 +227,9 @@ impl Definitions {
             return Err(MetricError::Unknown { name: name.to_owned(), kind });
         };
         check_kind(spec, kind)?;
-        let named = Arc::new(self.named(spec, spec.dimensions.clone(), on)?);
+        let mut given = spec.dimensions.clone();
+        given.truncate(given.len().saturating_sub(usize::from(spec.host_is_added)));
+        let named = Arc::new(self.named(spec, &spec.unit, given, on)?);
         self.added.insert((name.to_owned(), kind), Arc::clone(&named));
         Ok(named)
     }
@@ -239,8 +247,16 @@ impl Definitions {
         Some((spec, !spec.is_disabled))
     }
 
-    /// Returns a defined metric whose first dimensions the model provides as `given`; the others have defaults.
-    fn named(&self, spec: &WorkerMetric, mut given: Vec<String>, on: bool) -> Result<Named, SampleError> {
+    /// Returns a metric without a definition that has these dimensions.
+    fn undefined(&self, name: &str, unit: &str, dimensions: Vec<String>, kind: Kind) -> Named {
+        let defaults = dimensions.iter().map(|name| self.defaults.of(name).map(str::to_owned)).collect();
+        let count = dimensions.len();
+        Named::new((name.to_owned(), unit.to_owned(), kind), dimensions, defaults, count)
+    }
+
+    /// Returns a defined metric whose first dimensions the model provides as `given`; the others have defaults. `unit` is that of
+    /// the model's values.
+    fn named(&self, spec: &WorkerMetric, unit: &str, mut given: Vec<String>, on: bool) -> Result<Named, SampleError> {
         if spec.is_reserved {
             return Err(SampleError::Reserved(spec.name.clone()));
         }
@@ -254,10 +270,11 @@ impl Definitions {
             let (metric, expected) = (spec.name.clone(), spec.dimensions.clone());
             return Err(SampleError::WrongLabels { metric, expected, given });
         }
+        let count = given.len();
         given.extend(missing);
         let defaults = given.iter().map(|name| self.defaults.of(name).map(str::to_owned)).collect();
-        let definition = (spec.name.clone(), spec.unit.clone(), spec.kind);
-        let named = Named::new(definition, given, defaults);
+        let definition = (spec.name.clone(), unit.to_owned(), spec.kind);
+        let named = Named::new(definition, given, defaults, count);
         named.switch(on);
         Ok(named)
     }

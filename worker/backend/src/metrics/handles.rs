@@ -21,6 +21,8 @@ pub(super) struct Named {
     names: Vec<String>,
     /// The value of each dimension that has a default.
     defaults: Vec<Option<String>>,
+    /// The number of dimensions that the model named: it gives no values for others.
+    count: usize,
     /// Whether the metric is enabled in the definition.
     on: AtomicBool,
     /// The numbers of the series in the ring, by their values, in order.
@@ -28,13 +30,24 @@ pub(super) struct Named {
 }
 
 impl Named {
-    /// Creates an enabled metric, with the value of each dimension that has a default.
+    /// Creates an enabled metric, with the value of each dimension that has a default. The model named the first `count`
+    /// dimensions.
     pub(super) fn new(
         (name, unit, kind): (String, String, Kind),
         names: Vec<String>,
         defaults: Vec<Option<String>>,
+        count: usize,
     ) -> Self {
-        Self { name, unit, kind, names, defaults, on: AtomicBool::new(true), series: Mutex::default() }
+        Self { name, unit, kind, names, defaults, count, on: AtomicBool::new(true), series: Mutex::default() }
+    }
+
+    pub(super) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Returns the unit of its values.
+    pub(super) fn unit(&self) -> &str {
+        &self.unit
     }
 
     pub(super) fn names(&self) -> &[String] {
@@ -52,7 +65,7 @@ impl Named {
 
     /// Returns the names and values of all labels. If the number of values equals the number of dimensions without a default, the
     /// values belong to those. If it equals the number of dimensions that are not appended, they belong to those. Otherwise they
-    /// belong to the first dimensions, and the others need a default.
+    /// belong to the first dimensions, of those that the model named, and the others need a default.
     fn labels(&self, values: &[&str]) -> Result<Vec<(String, String)>, SampleError> {
         let count = |free: &dyn Fn(&str, bool) -> bool| {
             self.names.iter().zip(&self.defaults).filter(|(name, default)| free(name, default.is_none())).count()
@@ -68,7 +81,7 @@ impl Named {
                 labels.push((name.clone(), value));
             }
         }
-        if labels.len() == self.names.len() && values_left.next().is_none() {
+        if labels.len() == self.names.len() && values.len() <= self.count {
             return Ok(labels);
         }
         let given = values.iter().map(|_| "_".to_owned()).collect();
@@ -121,6 +134,21 @@ impl Metric {
     /// # Errors
     /// The number of values does not match the dimensions, or the ring has no room for the series.
     pub fn series(&self, dimension_values: &[&str]) -> Result<Series, MetricError> {
+        self.series_with(dimension_values, |named| named.labels(dimension_values))
+    }
+
+    /// Returns the series of these values, one for each dimension.
+    pub(super) fn series_of_all(&self, values: &[&str]) -> Result<Series, MetricError> {
+        let owned = values.iter().map(|value| (*value).to_owned());
+        self.series_with(values, |named| Ok(named.names.iter().cloned().zip(owned).collect()))
+    }
+
+    /// Returns the series of these values, which `labels` completes if it is new.
+    fn series_with(
+        &self,
+        dimension_values: &[&str],
+        labels: impl FnOnce(&Named) -> Result<Vec<(String, String)>, SampleError>,
+    ) -> Result<Series, MetricError> {
         let mut known = lock(&self.named.series);
         let order = |(values, _): &(Box<[String]>, u32)| {
             values.iter().map(String::as_str).cmp(dimension_values.iter().copied())
@@ -128,7 +156,7 @@ impl Metric {
         let number = match known.binary_search_by(order) {
             Ok(at) => known.get(at).map_or(0, |(_, number)| *number),
             Err(at) => {
-                let labels = self.named.labels(dimension_values)?;
+                let labels = labels(&self.named)?;
                 let Named { name, unit, kind, .. } = &*self.named;
                 let definition = Definition { name: name.clone(), kind: Some(*kind), unit: unit.clone(), labels };
                 let number = self.metrics.sink().intern(&definition)?;
@@ -196,6 +224,11 @@ impl Series {
     /// Like [`Metric::add_or_update_for`].
     pub fn add_or_update_for(&self, value: f64, requests: Requests<'_>) {
         self.record(value, clock::now(), requests);
+    }
+
+    /// Returns the unit of its values.
+    pub(super) fn unit(&self) -> &str {
+        self.named.unit()
     }
 
     /// Records a sample with this time.

@@ -41,6 +41,8 @@ pub enum Requests<'a> {
 
 /// The destination of samples.
 pub(super) struct Sink {
+    /// The model and its version, for the log.
+    model: String,
     writer: Writer,
     pipe: OwnedFd,
     /// The ring has remained full since a caller last waited: no caller waits again until it has room.
@@ -69,9 +71,10 @@ impl Sink {
     ///
     /// # Errors
     /// The descriptor is not a ring.
-    pub(super) fn open(ring: &OwnedFd, pipe: OwnedFd) -> io::Result<Self> {
+    pub(super) fn open(ring: &OwnedFd, pipe: OwnedFd, model: String) -> io::Result<Self> {
         let writer = Writer::open(ring)?;
         Ok(Self {
+            model,
             writer,
             pipe,
             stuck: false,
@@ -146,7 +149,7 @@ impl Sink {
             }
             Err(error) => {
                 self.stuck |= error == PushError::Full;
-                note(&mut self.lost, &error);
+                note(&mut self.lost, &self.model, &error);
             }
         }
     }
@@ -154,7 +157,7 @@ impl Sink {
     /// Counts a dropped sample in the ring, where the frontend reads the count, and prints the reason.
     pub(super) fn drop_sample(&mut self, why: &MetricError) {
         self.writer.count_dropped();
-        note(&mut self.lost, why);
+        note(&mut self.lost, &self.model, why);
     }
 
     pub(super) fn batch_begins(&mut self, requests: &[BatchRequest]) {
@@ -245,8 +248,8 @@ impl<'a> Room<'a> {
 
 /// Prints the number of dropped samples and why they were dropped, at most once per second.
 #[cold]
-fn note(lost: &mut LostSamples, why: &dyn std::fmt::Display) {
+fn note(lost: &mut LostSamples, model: &str, why: &dyn std::fmt::Display) {
     if let Some((count, reasons)) = lost.add(1, [why], clock::now()) {
-        eprintln!("{count} metric samples were dropped: {reasons}");
+        eprintln!("{count} metric samples of model {model} were dropped: {reasons}");
     }
 }

@@ -90,6 +90,21 @@ fn requests(ids: &[&str]) -> Vec<BatchRequest> {
     ids.iter().map(|id| BatchRequest { id: (*id).into(), rows: 1, ..BatchRequest::default() }).collect()
 }
 
+/// Returns an executed batch.
+fn done(stamps: ComputeStamps, error: Option<pharos::wire::WireError>) -> Done {
+    Done {
+        batch: 1,
+        stamps,
+        error,
+        failed: Vec::new(),
+        outputs: Vec::new(),
+        parameters: Vec::new(),
+        rescheduled: Vec::new(),
+        open: Vec::new(),
+        held: false,
+    }
+}
+
 fn refusal<T>(result: Result<T, MetricError>) -> String {
     result.map(|_| ()).unwrap_err().to_string()
 }
@@ -99,6 +114,7 @@ fn values_belong_to_dimensions_and_defaults_fill_the_others() {
     let mut world = world(false);
     let orders = world.metrics.add_metric("Orders", "ignored", &["shop"], Kind::Counter).unwrap();
     orders.add_or_update(1.0, &["a"]);
+    // The model has named one dimension.
     orders.add_or_update(2.0, &["a", "other"]);
     let depth = world.metrics.get_metric("Depth", Kind::Gauge).unwrap();
     depth.add_or_update(3.0, &["north"]);
@@ -108,12 +124,59 @@ fn values_belong_to_dimensions_and_defaults_fill_the_others() {
     depth.add_or_update(6.0, &["a", "b", "c", "d"]);
     let expected = vec![
         came("Orders", &["shop=a", "ModelName=m"], 1.0, ""),
-        came("Orders", &["shop=a", "ModelName=other"], 2.0, ""),
         came("Depth", &["ModelName=m", "sea=north", "Level=Model"], 3.0, ""),
         came("Depth", &["ModelName=mine", "sea=south", "Level=Model"], 4.0, ""),
         came("Depth", &["ModelName=mine", "sea=south", "Level=low"], 5.0, ""),
     ];
-    assert_eq!(world.came(), (expected, 2));
+    assert_eq!(world.came(), (expected, 3));
+}
+
+/// TorchServe's form of a file has no label for the host: models give no value for the one that the server adds.
+#[test]
+fn a_label_that_the_server_adds_takes_no_value() {
+    let mut world = world(false);
+    let text =
+        "dimensions: [&shop \"shop\"]\nmodel_metrics:\n  gauge:\n    - {name: Depth, unit: m, dimensions: [*shop]}\n";
+    world.metrics.redefine(&encoded(text)).unwrap();
+    let depth = world.metrics.get_metric("Depth", Kind::Gauge).unwrap();
+    depth.add_or_update(1.0, &["a"]);
+    depth.add_or_update(2.0, &["a", "b"]);
+    assert_eq!(world.came(), (vec![came("Depth", &["shop=a"], 1.0, "")], 1));
+}
+
+/// The frontend converts samples of a series with another unit of time or size than the definition's.
+#[test]
+fn values_have_the_unit_that_the_model_names() {
+    let mut world = world(false);
+    let text = "model_metrics:\n  gauge:\n    - {name: Took, unit: ms}\n    - {name: HandlerTime, unit: s}\n";
+    world.metrics.redefine(&encoded(text)).unwrap();
+    world.metrics.add_metric("Took", "s", &[], Kind::Gauge).unwrap().add_or_update(0.5, &[]);
+    let sample = UndeclaredSample { name: "Took", unit: "Milliseconds", kind: Kind::Gauge, dimensions: &[] };
+    world.metrics.record_undeclared(&sample, 250.0, Requests::None);
+    let stamps = ComputeStamps { start: Instant(0), end: Instant(2_000_000), ..ComputeStamps::default() };
+    world.metrics.batch_executed(&done(stamps, None), Some(Instant(0)));
+    let mut reader = world.reader.take().unwrap();
+    let (mut units, mut values) = (Vec::new(), Vec::new());
+    let each = |event: Event<'_>| match event {
+        Event::Series(definition) => units.push(definition.unit),
+        Event::Sample(sample) => values.push(sample.value),
+        Event::Metric(_) => {}
+    };
+    reader.drain(each).unwrap();
+    assert_eq!((units.join(","), values), ("ms,s,s".to_owned(), vec![0.5, 0.25, 0.002]));
+}
+
+#[test]
+fn times_that_the_definition_leaves_out_are_off() {
+    for auto_detect in [true, false] {
+        let mut world = world(auto_detect);
+        world.metrics.redefine(&encoded("mode: both")).unwrap();
+        for name in ["PredictionTime", "HandlerTime"] {
+            let sample = UndeclaredSample { name, unit: "ms", kind: Kind::Gauge, dimensions: &[("Level", "Model")] };
+            world.metrics.record_undeclared(&sample, 1.0, Requests::None);
+        }
+        assert_eq!(world.came(), (Vec::new(), 0));
+    }
 }
 
 #[test]
@@ -158,17 +221,7 @@ fn samples_belong_to_the_batch_of_their_thread_or_to_given_requests() {
     series.add_or_update_for(4.0, Requests::Id("its,own"));
     series.add_or_update_for(5.0, Requests::None);
     std::thread::scope(|scope| drop(scope.spawn(|| series.add_or_update(6.0))));
-    let done = |error| Done {
-        batch: 1,
-        stamps: Default::default(),
-        error,
-        failed: vec![],
-        outputs: vec![],
-        parameters: vec![],
-        rescheduled: vec![],
-        open: vec![],
-        held: false,
-    };
+    let done = |error| self::done(ComputeStamps::default(), error);
     world.metrics.batch_executed(&done(None), Some(Instant(0)));
     series.add_or_update(7.0);
     world.metrics.batch_begins(&requests(&["first", &"x".repeat(8000)]));
@@ -196,12 +249,13 @@ fn samples_of_torchserves_handlers_are_aligned_to_what_is_defined() {
     record("HandlerTime", Kind::Gauge, &model, 1.0, Requests::Ids("a,b"));
     record("Orders", Kind::Gauge, &[("shop", "x"), model[0], model[1]], 2.0, Requests::None);
     record("Depth", Kind::Gauge, &[("sea", "north")], f64::NAN, Requests::Ids(&many));
-    // Matched by position, with any names; then one that matches neither way.
+    // Never matched by position: as many dimensions as the metric has, and one more.
     record("Orders", Kind::Counter, &[("store", "y"), ("of", "z")], 3.0, Requests::Ids("a"));
-    record("Orders", Kind::Counter, &[("a", "b"), ("c", "d"), ("e", "f")], 3.0, Requests::None);
-    // The first sample determines the type and dimensions of an undefined metric; names are made valid for Prometheus.
+    record("Orders", Kind::Counter, &[("shop", "b"), model[0], ("tier", "f")], 3.0, Requests::None);
+    // The first sample determines the type of an undefined metric; names are made valid for Prometheus.
     record("of-time", Kind::Gauge, &[("in.step", "p:q"), model[0]], 4.0, Requests::None);
     record("of-time", Kind::Counter, &[("other", "r"), ("names", "s")], 5.0, Requests::None);
+    record("of-time", Kind::Gauge, &[model[0], ("in.step", "u")], 6.0, Requests::None);
     record("QueueTime", Kind::Gauge, &[], 6.0, Requests::None);
     let (all, dropped) = world.came();
     assert!(all[2].2.is_nan());
@@ -214,11 +268,11 @@ fn samples_of_torchserves_handlers_are_aligned_to_what_is_defined() {
         of("HandlerTime", &["ModelName=t", "Level=Model"], "1", "a,b"),
         of("Orders", &["shop=x", "ModelName=t"], "2", ""),
         of("Depth", &["ModelName=m", "sea=north", "Level=Model"], "NaN", ""),
-        of("Orders", &["shop=y", "ModelName=z"], "3", "a"),
         of("of_time", &["in_step=p:q", "ModelName=t"], "4", ""),
-        of("of_time", &["in_step=r", "ModelName=s"], "5", ""),
+        of("of_time", &["other=r", "names=s"], "5", ""),
+        of("of_time", &["in_step=u", "ModelName=t"], "6", ""),
     ];
-    assert_eq!((found, dropped), (expected, 2));
+    assert_eq!((found, dropped), (expected, 3));
     let names: Vec<String> = metrics.of_models().into_iter().map(|spec| spec.name).collect();
     assert_eq!(names, ["Orders", "HandlerTime", "Depth", "Size"]);
 }
@@ -324,18 +378,7 @@ fn times_of_the_worker_take_any_labels_that_it_can_fill_in() {
     };
     let executed = || {
         let stamps = ComputeStamps { start: Instant(0), end: Instant(2_000_000), ..ComputeStamps::default() };
-        let done = Done {
-            batch: 0,
-            stamps,
-            error: None,
-            failed: Vec::new(),
-            outputs: Vec::new(),
-            parameters: Vec::new(),
-            rescheduled: Vec::new(),
-            open: Vec::new(),
-            held: false,
-        };
-        world.metrics.batch_executed(&done, Some(Instant(0)));
+        world.metrics.batch_executed(&done(stamps, None), Some(Instant(0)));
     };
     for labels in ["model, host", "ModelName, Level", "model_name, model_version, hostname", "version", ""] {
         world.metrics.redefine(&encoded(&time(labels))).unwrap();

@@ -12,9 +12,9 @@ logger = logging.getLogger(__name__)
 class CachingMetric(MetricAbstract):
     """The metric that `add_metric_to_cache` and `get_metric` return."""
 
-    def emit_metrics(self, request_id, value, dimensions):
-        """Records a sample; `dimensions` are pairs of name and value."""
-        metric = (self.metric_name, self.unit or "unit", self.metric_type.value)
+    def emit_metrics(self, request_id, value, dimensions, unit=None):
+        """Records a sample; `dimensions` are pairs of name and value, and `unit` is that of the value, by default the metric's."""
+        metric = (self.metric_name, unit or self.unit or "unit", self.metric_type.value)
         sink.record(metric, dimensions, value, request_id or "")
 
     def add_or_update(self, value, dimension_values=(), request_id=""):
@@ -24,12 +24,13 @@ class CachingMetric(MetricAbstract):
         else:
             self.record(value, list(zip(self.dimension_names, dimension_values)), request_id)
 
-    def record(self, value, dimensions, request_id=""):
-        """Records a sample with pairs of dimension names and values. The metric's definition takes precedence over them."""
+    def record(self, value, dimensions, request_id="", unit=None):
+        """Records a sample with pairs of dimension names and values. The server converts a value in another unit of time or size
+        than the definition's."""
         try:
             if self.metric_type is MetricTypes.COUNTER and value < 0:
                 raise ValueError("a counter cannot be incremented by a negative value")
-            self.emit_metrics(request_id, value, [(str(name), str(value)) for name, value in dimensions])
+            self.emit_metrics(request_id, value, [(str(name), str(value)) for name, value in dimensions], unit)
         except (ValueError, TypeError, OverflowError) as error:
             self._lost(value, error)
 

@@ -5,6 +5,7 @@ import abc
 from ts.metrics import metric_cache_errors as errors
 from ts.metrics.dimension import Dimension
 from ts.metrics.metric_type_enum import MetricTypes
+from ts.metrics.unit import UNITS
 
 TIMES = ("ms", "s")
 SIZES = ("MB", "kB", "GB", "B")
@@ -60,7 +61,7 @@ class MetricCacheAbstract(abc.ABC):
         name, unit, metric_type = metric
         dimensions = self._add_default_dims(request_ids, [] if dimensions is None else dimensions)
         named = self._get_or_add_metric(name, unit, dimensions, metric_type)
-        named.record(value, [(item.name, item.value) for item in dimensions], request_ids or "")
+        named.record(value, [(item.name, item.value) for item in dimensions], request_ids or "", UNITS.get(unit, unit))
 
     def _get_req(self, idx):
         """Returns the id of the request at a position of the batch; for an unknown position, all ids with commas."""

@@ -1,0 +1,1 @@
+"""The base classes of handlers of TorchServe's predecessor, Multi Model Server."""
