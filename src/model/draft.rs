@@ -96,6 +96,19 @@ impl Draft {
         !reads_files || parameters.contains_key(SANDBOX) || self.names_files()
     }
 
+    /// Returns whether a model of this configuration can run other code than with that of its repository, whose files it has.
+    pub fn brings_code_to(&self, repository: &Self) -> bool {
+        let code = |draft: &Self| {
+            let mut proto = draft.proto.clone();
+            // The server adds it to the configuration that it shows.
+            proto.parameters.remove("engine");
+            let accelerators = proto.optimization.and_then(|all| all.execution_accelerators);
+            let files = (proto.default_model_filename, proto.cc_model_filenames, proto.model_operations);
+            (proto.backend, proto.platform, proto.runtime, proto.parameters, files, accelerators)
+        };
+        self.can_run_code() && code(self) != code(repository)
+    }
+
     /// Returns whether the configuration names files that ONNX Runtime reads, loads as libraries or writes: libraries of operators,
     /// and options that it gets unchanged and that are not known to be plain values.
     fn names_files(&self) -> bool {

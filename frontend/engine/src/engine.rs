@@ -6,7 +6,6 @@ mod push;
 mod responses;
 mod service;
 mod trace;
-mod uploads;
 mod workers;
 
 use std::borrow::Cow;

@@ -23,6 +23,7 @@ use super::change::OnLoadFailure;
 use super::prepare::{PrepareError, Prepared};
 use super::unloading::leave_ensembles;
 use super::{Loader, Mode};
+use crate::calls::Caller;
 use crate::serving::{RetireReason, Snapshot};
 use crate::store::Overrides;
 
@@ -42,6 +43,8 @@ pub(super) struct LoadRequest {
     pub(super) after_request: bool,
     /// Whether to reload it even if it has not changed.
     pub(super) reload: bool,
+    /// The model of the worker that loads it with a configuration or files.
+    pub(super) owner: Option<String>,
     pub(super) failing: OnLoadFailure,
 }
 
@@ -59,10 +62,20 @@ impl Loader {
     /// Triton's codes and texts: loading by request is disabled, the name is invalid, the model does not exist, or it cannot be
     /// loaded.
     pub(crate) async fn load_model(self: &Arc<Self>, name: &str, overrides: Option<Override>) -> Loaded {
+        self.load(name, overrides, None).await
+    }
+
+    /// Loads a model for a client, or for a worker.
+    pub(super) async fn load(
+        self: &Arc<Self>,
+        name: &str,
+        overrides: Option<Override>,
+        caller: Option<Arc<Caller>>,
+    ) -> Loaded {
         self.by_request()?;
         self.check_name(name)?;
         let (loader, name) = (self.clone(), name.to_owned());
-        let load = async move { loader.load_named(&name, overrides).await };
+        let load = async move { loader.load_named(&name, overrides, caller.as_deref()).await };
         self.result(self.runtime.spawn(load)).await?
     }
 
@@ -102,12 +115,21 @@ impl Loader {
         Err(InferError::new(ErrorCode::Unavailable, Reason::Unsupported, text))
     }
 
-    async fn load_named(self: &Arc<Self>, name: &str, overrides: Option<Override>) -> Loaded {
+    async fn load_named(self: &Arc<Self>, name: &str, overrides: Option<Override>, caller: Option<&Caller>) -> Loaded {
         let all = self.to_load(name, overrides.is_some()).await?;
+        match caller {
+            Some(caller) => {
+                for name in &all {
+                    self.claim(caller, name, overrides.is_some()).await?;
+                }
+            }
+            None => self.models.change(|table| all.iter().for_each(|name| drop(table.owners.remove(name)))),
+        }
         let overrides = match overrides {
             Some(overrides) => {
-                let loader = self.clone();
-                let written = blocking::run(move || Overrides::new(overrides, &loader.override_directories)).await;
+                let (loader, loaded_by) = (self.clone(), caller.map(|caller| caller.sandbox));
+                let write = move || Overrides::new(overrides, loaded_by, &loader.override_directories);
+                let written = blocking::run(write).await;
                 let written = written.unwrap_or_else(|error| Err(io::Error::other(error)));
                 Some(Arc::new(written.map_err(|error| not_polled(name, &error.to_string()))?))
             }
@@ -116,8 +138,13 @@ impl Loader {
         // Overrides of an earlier load apply as long as the model is loaded.
         let wanted: Vec<LoadRequest> = {
             let table = self.models.snapshot();
+            let owner = caller.map(|caller| caller.model.clone());
             let wanted = |name: &String| match &overrides {
-                Some(overrides) => LoadRequest { overriding: true, ..LoadRequest::new(name, Some(overrides.clone())) },
+                Some(overrides) => LoadRequest {
+                    overriding: true,
+                    owner: owner.clone(),
+                    ..LoadRequest::new(name, Some(overrides.clone()))
+                },
                 None => LoadRequest::new(name, table.overrides.get(name).cloned()),
             };
             all.iter().map(wanted).collect()
@@ -132,11 +159,23 @@ impl Loader {
                 Some(Ok(())) => self.models.change(|table| {
                     table.named.insert(name);
                 }),
-                Some(error) => result = result.and(error),
+                Some(error) => {
+                    self.disown_unloaded(&name);
+                    result = result.and(error);
+                }
                 None => result = Err(InferError::internal(format!("model '{name}' was not loaded"))),
             }
         }
         result
+    }
+
+    /// Removes the owner of a model that could not be loaded.
+    fn disown_unloaded(&self, name: &str) {
+        self.models.change(|table| {
+            if !table.serving.contains_key(name) {
+                table.owners.remove(name);
+            }
+        });
     }
 
     /// Loads models concurrently, including the members of ensembles; an ensemble loads after its members. Then checks the
@@ -328,6 +367,11 @@ impl Loader {
             if !wanted.overriding && has_other_overrides(&self.models.snapshot(), wanted) {
                 return Ok(());
             }
+            if let Some(owner) = &wanted.owner
+                && self.models.snapshot().owners.get(name) != Some(owner)
+            {
+                return Err(load_failed(name, "another client has loaded it meanwhile\n"));
+            }
             // An ensemble must be reloaded after a member was.
             let running = self.models.snapshot().serving.get(name).cloned().unwrap_or_default();
             let (reload, failing) = match running.values().any(|serving| self.models.has_other_members(serving)) {
@@ -405,6 +449,7 @@ impl Loader {
                 table.named.remove(name);
                 table.demanded.remove(name);
                 table.overrides.remove(name);
+                table.owners.remove(name);
             });
             let _held = lock.held().await;
             let is_removed = self.list_blocking().await.is_ok_and(|names| !names.contains_key(name));
@@ -440,6 +485,7 @@ impl Loader {
                 return;
             }
             table.demanded.remove(model);
+            table.owners.remove(model);
             table.end_sequences(model);
             let serving = table.serving.remove(model).unwrap_or_default();
             table.states.withdraw(model);

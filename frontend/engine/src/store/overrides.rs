@@ -7,6 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use pharos::model::SandboxChoice;
 use pharos::repository::Override;
 
 use super::files::{ModelFiles, TemporaryDirectories};
@@ -18,6 +19,8 @@ pub(crate) struct Overrides {
     pub(crate) config: String,
     /// The model's files, if the client sent any.
     pub(crate) files: Option<Arc<ModelFiles>>,
+    /// The sandbox of the model that has sent them; `None` if a client has.
+    pub(crate) loaded_by: Option<SandboxChoice>,
 }
 
 impl Overrides {
@@ -25,19 +28,23 @@ impl Overrides {
     ///
     /// # Errors
     /// They cannot be written.
-    pub(crate) fn new(sent: Override, directories: &TemporaryDirectories) -> io::Result<Self> {
+    pub(crate) fn new(
+        sent: Override,
+        loaded_by: Option<SandboxChoice>,
+        directories: &TemporaryDirectories,
+    ) -> io::Result<Self> {
         let Override { config, files } = sent;
         if files.is_empty() {
-            return Ok(Self { config, files: None });
+            return Ok(Self { config, files: None, loaded_by });
         }
         let (path, above) = directories.next()?;
-        let local = ModelFiles::temporary(path.clone(), path, above);
+        let local = ModelFiles::temporary(path.clone(), path, above).by_request();
         for (path, bytes) in files {
             let full = local.path().join(&path);
             write(local.path(), &full, &bytes)
                 .map_err(|error| io::Error::new(error.kind(), format!("cannot write '{}': {error}", path.display())))?;
         }
-        Ok(Self { config, files: Some(Arc::new(local)) })
+        Ok(Self { config, files: Some(Arc::new(local)), loaded_by })
     }
 }
 
@@ -61,7 +68,7 @@ mod tests {
 
     fn given(files: &[(&str, &'static str)], directories: &TemporaryDirectories) -> io::Result<Overrides> {
         let files = files.iter().map(|(path, text)| (PathBuf::from(path), Bytes::from_static(text.as_bytes())));
-        Overrides::new(Override { config: "{}".to_owned(), files: files.collect() }, directories)
+        Overrides::new(Override { config: "{}".to_owned(), files: files.collect() }, None, directories)
     }
 
     #[test]
