@@ -6,6 +6,7 @@ mod push;
 mod responses;
 mod service;
 mod trace;
+mod uploads;
 mod workers;
 
 use std::borrow::Cow;

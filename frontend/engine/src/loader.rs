@@ -17,7 +17,6 @@ mod on_demand;
 mod poll;
 mod prepare;
 mod unloading;
-pub(crate) mod uploads;
 mod worker_calls;
 mod worker_rights;
 

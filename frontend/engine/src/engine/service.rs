@@ -26,8 +26,7 @@ use pharos::timeline::Instant;
 use pharos::trace::settings::Update;
 
 use super::exchange::Exchange;
-use super::{EXITING, Engine, OpenStreamCount, Responses, SERVING, check_text};
-use crate::loader::uploads;
+use super::{EXITING, Engine, OpenStreamCount, Responses, SERVING, check_text, uploads};
 use crate::serving::Refusal;
 use pharos_os::{blocking, clock};
 use pharos_telemetry::log;

@@ -159,23 +159,11 @@ impl Loader {
                 Some(Ok(())) => self.models.change(|table| {
                     table.named.insert(name);
                 }),
-                Some(error) => {
-                    self.disown_unloaded(&name);
-                    result = result.and(error);
-                }
+                Some(error) => result = result.and(error),
                 None => result = Err(InferError::internal(format!("model '{name}' was not loaded"))),
             }
         }
         result
-    }
-
-    /// Removes the owner of a model that could not be loaded.
-    fn disown_unloaded(&self, name: &str) {
-        self.models.change(|table| {
-            if !table.serving.contains_key(name) {
-                table.owners.remove(name);
-            }
-        });
     }
 
     /// Loads models concurrently, including the members of ensembles; an ensemble loads after its members. Then checks the

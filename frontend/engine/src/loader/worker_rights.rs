@@ -9,10 +9,11 @@
 use std::sync::Arc;
 
 use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::model::Draft;
 use pharos::repository::Override;
 
 use super::control::Loaded;
-use super::{Loader, Mode, uploads};
+use super::{Loader, Mode};
 use crate::calls::Caller;
 
 impl Loader {
@@ -21,10 +22,12 @@ impl Loader {
     /// # Errors
     /// As for a client, or the worker may not load it so.
     pub(super) async fn load_for(self: &Arc<Self>, caller: Arc<Caller>, name: &str, sent: Option<Override>) -> Loaded {
-        if let Some(sent) = &sent
-            && !self.settings.worker_uploads
-        {
-            uploads::check(name, sent)?;
+        if sent.as_ref().is_some_and(may_bring_code) && !self.settings.worker_uploads {
+            let what = format!(
+                "load '{name}' with files or with a configuration that can run code: a model needs \
+                 '--allow-model-upload=true' for that, as a client without a token does"
+            );
+            return Err(refused(&caller, &what));
         }
         self.load(name, sent, Some(caller)).await
     }
@@ -45,7 +48,8 @@ impl Loader {
         self.unload_model(name, dependents).await
     }
 
-    /// Makes a worker's model the owner of a model that is not loaded. A load with a configuration or files replaces only models of
+    /// Makes a worker's model the owner of a model that is not loaded, also if the load then fails, until the model is unloaded or a client
+    /// loads it. A load with a configuration or files replaces only models of
     /// the same owner.
     ///
     /// # Errors
@@ -73,6 +77,11 @@ impl Loader {
         }
         Ok(())
     }
+}
+
+/// Returns whether a load may bring code.
+fn may_bring_code(sent: &Override) -> bool {
+    !sent.files.is_empty() || Draft::from_json(&sent.config).is_ok_and(|draft| draft.can_run_code())
 }
 
 fn refused(caller: &Caller, what: &str) -> InferError {

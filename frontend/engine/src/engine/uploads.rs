@@ -8,7 +8,7 @@ use pharos::repository::Override;
 ///
 /// # Errors
 /// It brings files, or a configuration of a model that can run code. The loader reports a configuration that is not valid.
-pub(crate) fn check(model: &str, sent: &Override) -> Result<(), InferError> {
+pub(super) fn check(model: &str, sent: &Override) -> Result<(), InferError> {
     let what = if !sent.files.is_empty() {
         "the files of the request can contain code".to_owned()
     } else {
