@@ -252,7 +252,7 @@ fn restrict_files(permissions: &Permissions) -> Result<RestrictionStatus, Box<dy
     }
     let threads = rustix::fs::open(THREADS, OFlags::PATH, Mode::empty())?;
     let beneath = permissions.beneath.iter().filter_map(|(root, path)| beneath::open(root, path).ok());
-    let beneath = beneath.map(|opened| readable(opened)).collect::<Result<Vec<_>, Errno>>()?;
+    let beneath = beneath.map(readable).collect::<Result<Vec<_>, Errno>>()?;
     let rules = rules
         .create()?
         .add_rules(beneath.into_iter().map(Ok::<_, RulesetError>))?

@@ -75,7 +75,7 @@ const FOLDERS: [&str; 2] = ["venv", ".venv"];
 /// The interpreter does not exist or cannot be executed, or the environment cannot be unpacked.
 pub(super) fn find(program: &Program, model: &Model<'_>, reading: &Reading) -> Result<Named, String> {
     let named = match model.environment.filter(|path| !path.is_empty()) {
-        Some(path) => by_parameter(program, model, (path, reading))?,
+        Some(path) => by_parameter(program, model, path, reading)?,
         None => {
             let folder = FOLDERS.iter().map(|name| model.directory.join(name)).find(|folder| folder.is_dir());
             let interpreter = match folder {
@@ -95,7 +95,7 @@ pub(super) fn named_path(value: &str, model: &Model<'_>) -> PathBuf {
     PathBuf::from(value.replace(MODEL_DIRECTORY, &directory.to_string_lossy()))
 }
 
-fn by_parameter(program: &Program, model: &Model<'_>, (value, reading): (&str, &Reading)) -> Result<Named, String> {
+fn by_parameter(program: &Program, model: &Model<'_>, value: &str, reading: &Reading) -> Result<Named, String> {
     let path = absolute(named_path(value, model));
     let refused = |why: &str| {
         format!(
@@ -129,7 +129,7 @@ fn by_parameter(program: &Program, model: &Model<'_>, (value, reading): (&str, &
         interpreter.archive = Some(path.clone());
         check(model.name, &interpreter)?;
         let mut sandbox = sandbox::of(program, model)?;
-        sandbox.iter_mut().try_for_each(|sandbox| permit(sandbox, (program, model), &interpreter))?;
+        sandbox.iter_mut().try_for_each(|sandbox| permit(sandbox, program, model, &interpreter))?;
         let (variables, hidden, user) = (activation::variables(home), program.hidden.clone(), program.user.clone());
         let launch = Launch { executable: interpreter.path, variables, hidden, user, sandbox, ..Launch::default() };
         Ok(launch.command(Some(home)))
@@ -150,7 +150,8 @@ fn by_parameter(program: &Program, model: &Model<'_>, (value, reading): (&str, &
 /// The environment or its interpreter is in a place that the model may not read.
 pub(super) fn permit(
     sandbox: &mut Sandbox,
-    (program, model): (&Program, &Model<'_>),
+    program: &Program,
+    model: &Model<'_>,
     interpreter: &Interpreter,
 ) -> Result<(), String> {
     if let Ok(default) = by_default(program, model.name) {

@@ -146,7 +146,7 @@ pub(crate) fn choose(program: &Program, model: &Model<'_>, reading: &Reading) ->
     let mut launch = of_backend(program, model, reading)?;
     launch.variables.push(without_telemetry(std::env::var_os(TELEMETRY)));
     let sandbox =
-        sandbox::of(program, model)?.map(|sandbox| permitted(sandbox, (program, model), &launch)).transpose()?;
+        sandbox::of(program, model)?.map(|sandbox| permitted(sandbox, program, model, &launch)).transpose()?;
     let (hidden, user) = (program.hidden.clone(), program.user.clone());
     Ok(Launch { hidden, user, sandbox, limits: limits::of(program, model)?, ..launch })
 }
@@ -166,11 +166,7 @@ fn grant_files(user: &WorkerUser, model: &Model<'_>) -> Result<(), String> {
 ///
 /// # Errors
 /// The model's Python is in a place that it may not read.
-fn permitted(
-    mut sandbox: Sandbox,
-    (program, model): (&Program, &Model<'_>),
-    launch: &Launch,
-) -> Result<Sandbox, String> {
+fn permitted(mut sandbox: Sandbox, program: &Program, model: &Model<'_>, launch: &Launch) -> Result<Sandbox, String> {
     let backends = program.backends.clone().map(backends::absolute);
     let is_of_operator = |path: &Path| backends.as_ref().is_some_and(|directory| path.starts_with(directory));
     for (name, value) in &launch.variables {
@@ -186,7 +182,7 @@ fn permitted(
         }
     }
     match &launch.interpreter {
-        Some(interpreter) => interpreter::permit(&mut sandbox, (program, model), interpreter)?,
+        Some(interpreter) => interpreter::permit(&mut sandbox, program, model, interpreter)?,
         None => {
             // Beside an executable of a backend, its libraries.
             let is_backend = launch.executable != sandbox.worker;
@@ -207,7 +203,7 @@ fn of_backend(program: &Program, model: &Model<'_>, reading: &Reading) -> Result
         return Ok(Launch { preload: launch.preload.map(|_| modules), ..launch });
     }
     if program.is_python(model.backend) {
-        return python(program, (model, reading), Vec::new());
+        return python(program, model, reading, Vec::new());
     }
     let places = [model.version, model.directory];
     match backends::find(program, (model.name, model.backend), &places)? {
@@ -216,7 +212,7 @@ fn of_backend(program: &Program, model: &Model<'_>, reading: &Reading) -> Result
             Ok(native(program, program.worker.clone(), vec![library]))
         }
         Found::Worker(path) => Ok(native(program, path, Vec::new())),
-        Found::Python(path) => python(program, (model, reading), vec![(PYTHON_BACKEND, Some(path.into_os_string()))]),
+        Found::Python(path) => python(program, model, reading, vec![(PYTHON_BACKEND, Some(path.into_os_string()))]),
     }
 }
 
@@ -283,11 +279,7 @@ fn of_packages(library: &Path) -> Vec<PathBuf> {
     folders
 }
 
-fn python(
-    program: &Program,
-    (model, reading): (&Model<'_>, &Reading),
-    mut variables: Variables,
-) -> Result<Launch, String> {
+fn python(program: &Program, model: &Model<'_>, reading: &Reading, mut variables: Variables) -> Result<Launch, String> {
     let named = interpreter::find(program, model, reading)?;
     let (interpreter, unpacked) = (named.interpreter, named.unpacked);
     if let Some(home) = &interpreter.home {

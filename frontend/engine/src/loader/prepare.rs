@@ -236,7 +236,7 @@ fn prepare(
     if overrides.is_none() && stores.name_model(model) {
         draft.rename(stores.without_namespace(model));
     }
-    let provenance = provenance(settings, &model_files, overrides, (&draft, &contents));
+    let provenance = provenance(settings, &model_files, overrides, &draft, &contents);
     let sums = draft.checksums().map_err(|error| unreadable(error.to_string()))?;
     checksums::verify(model_files.path(), &sums).map_err(unreadable)?;
     let configuration =
@@ -275,15 +275,16 @@ fn provenance(
     settings: &Settings,
     files: &ModelFiles,
     overrides: Option<&Overrides>,
-    (draft, contents): (&Draft, &Contents),
+    draft: &Draft,
+    contents: &Contents,
 ) -> Provenance {
     let of_repository =
         || contents.config.as_deref().and_then(|text| Draft::from_text(text, "").ok()).unwrap_or_default();
     let brings_code = overrides.is_some() && draft.brings_code_to(&of_repository());
-    let origin = match files.origin() {
-        CodeOrigin::Operator if brings_code => CodeOrigin::Request,
-        CodeOrigin::Operator => settings.model_policy.origin(&|name| draft.parameter(name)),
-        CodeOrigin::Request => CodeOrigin::Request,
+    let origin = if files.origin() == CodeOrigin::Request || brings_code {
+        CodeOrigin::Request
+    } else {
+        settings.model_policy.origin(&|name| draft.parameter(name))
     };
     Provenance { origin, loaded_by: overrides.and_then(|overrides| overrides.loaded_by) }
 }
