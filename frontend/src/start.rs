@@ -412,6 +412,8 @@ fn settings(
                 cache_directory: options.models.cache_directory.clone(),
             },
             program: program(options, worker, onnxruntime)?,
+            // A worker has no token.
+            worker_uploads: options.models.allow_upload == Some(true),
             auto_complete: options.models.auto_complete(),
             default_max_batch_size: options.models.default_max_batch_size("onnxruntime"),
             mode: control_mode(options),
@@ -493,7 +495,7 @@ fn program(options: &Options, worker: PathBuf, onnxruntime: Option<PathBuf>) -> 
         || std::env::current_exe().ok().map(|path| path.with_file_name("backends")).filter(|path| path.is_dir());
     let environments = workers.environment_cache_directory.clone();
     let environments = environments.unwrap_or_else(|| Program::default_environments(workers.worker_user.as_deref()));
-    protection::report_sandbox(&worker, workers)?;
+    protection::report_sandbox(&worker, options)?;
     protection::check_user(options, (&worker, onnxruntime.as_deref()), &environments)?;
     Ok(Program {
         worker,

@@ -26,6 +26,7 @@ pub mod onnx;
 mod proto;
 mod ragged;
 mod render;
+mod sandbox;
 mod scheduling;
 mod session;
 mod state;
@@ -53,6 +54,7 @@ pub use normalize::{MAX_INSTANCES, default_model_file};
 pub use onnx::{ModelSignature, SignatureTensor};
 pub use ragged::{BatchInput, BatchInputKind, BatchOutput};
 pub use render::{ModelMetadata, TensorMetadata};
+pub use sandbox::{CodeOrigin, Isolation, Provenance, SandboxChoice, SandboxMode, refused_sandbox};
 pub use scheduling::{
     DynamicBatching, EnsembleStep, QueuePolicy, Scheduling, SequenceBatching, SequenceStrategy, TimeoutAction,
 };

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use crate::model::ModelConfig;
+use crate::model::{CodeOrigin, ModelConfig};
 use crate::supervisor;
 
 /// Adjusts how the workers of a model are supervised and how its metrics name it. Called when a version is loaded.
@@ -12,4 +12,8 @@ pub trait ModelPolicy: Debug + Send + Sync {
 
     /// Returns the name and version under which metrics show the model, if they differ from its own.
     fn metric_name<'a>(&self, config: &'a ModelConfig) -> Option<(&'a str, &'a str)>;
+
+    /// Returns the source of a model's code, from its parameters in the configuration of its repository. `parameter` returns the
+    /// parameter of a name.
+    fn origin<'a>(&self, parameter: &dyn Fn(&str) -> Option<&'a str>) -> CodeOrigin;
 }

@@ -19,6 +19,7 @@ const REQUIRED: &str = "--required";
 const NETWORK: &str = "--network";
 const CUDA: &str = "--cuda";
 const READ: &str = "--read";
+const BENEATH: &str = "--beneath";
 const WRITE: &str = "--write";
 const SET: &str = "--set";
 const UNSET: &str = "--unset";
@@ -35,6 +36,10 @@ pub struct Permissions {
     pub cuda: bool,
     /// Files and directories that it may read and execute, with all that is in them. Missing ones are ignored.
     pub read: Vec<PathBuf>,
+    /// Directories, each with a path beneath it that the program may read and execute with all that is in it. For directories whose
+    /// content is a model's: neither the directory nor a part of its own path is a link, and a link on the way from it may not lead out
+    /// of it. Paths that do are ignored, as are missing ones.
+    pub beneath: Vec<(PathBuf, PathBuf)>,
     /// Files and directories that it may also write, with all that is in them. Missing ones are ignored.
     pub write: Vec<PathBuf>,
     /// Environment variables that the program gets or, without a value, does not get. The process that restricts itself must not
@@ -51,6 +56,9 @@ impl Permissions {
         }
         for (option, paths) in [(READ, &self.read), (WRITE, &self.write)] {
             all.extend(paths.iter().flat_map(|path| [option.into(), path.clone().into_os_string()]));
+        }
+        for (root, path) in &self.beneath {
+            all.extend([BENEATH.into(), root.clone().into_os_string(), path.clone().into_os_string()]);
         }
         for (name, value) in &self.variables {
             match value {
@@ -77,6 +85,7 @@ impl Permissions {
                 Some(NETWORK) => permissions.network = true,
                 Some(CUDA) => permissions.cuda = true,
                 Some(READ) => permissions.read.push(value()?.into()),
+                Some(BENEATH) => permissions.beneath.push((value()?.into(), value()?.into())),
                 Some(WRITE) => permissions.write.push(value()?.into()),
                 Some(SET) => permissions.variables.push((value()?, Some(value()?))),
                 Some(UNSET) => permissions.variables.push((value()?, None)),
@@ -100,6 +109,7 @@ mod tests {
             network: true,
             cuda: true,
             read: vec!["/usr".into(), "--".into()],
+            beneath: vec![("/env".into(), "lib".into())],
             write: vec!["--write".into()],
             variables: vec![("A".into(), Some("=1".into())), ("B".into(), None)],
         };
@@ -118,6 +128,7 @@ mod tests {
             (&[][..], "'--' is missing"),
             (&["--"], "the program is missing"),
             (&["--read"], "'--read' has no value"),
+            (&["--beneath", "/env"], "'--beneath' has no value"),
             (&["--set", "A"], "'--set' has no value"),
             (&["--all", "--", "sh"], "unknown argument '--all'"),
         ] {

@@ -4,19 +4,21 @@
 //! See `landlock(7)` and `seccomp(2)`. The restrictions hold for the program and for all processes that it starts, and none of
 //! them can remove them.
 
+mod beneath;
+
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::ffi::OsString;
-use std::os::fd::IntoRawFd;
+use std::os::fd::{IntoRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, LandlockStatus, PathBeneath, RestrictionStatus, Ruleset, RulesetAttr,
-    RulesetCreatedAttr, Scope, path_beneath_rules,
+    RulesetCreatedAttr, RulesetError, Scope, path_beneath_rules,
 };
 use pharos::wire::sandbox::{ESSENTIAL, Permissions};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags, fstat};
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, CapabilitySets, remove_capability_from_bounding_set, set_capabilities};
 use seccompiler::{
@@ -249,8 +251,11 @@ fn restrict_files(permissions: &Permissions) -> Result<RestrictionStatus, Box<dy
         rules = rules.handle_access(AccessNet::from_all(LANDLOCK))?;
     }
     let threads = rustix::fs::open(THREADS, OFlags::PATH, Mode::empty())?;
+    let beneath = permissions.beneath.iter().filter_map(|(root, path)| beneath::open(root, path).ok());
+    let beneath = beneath.map(readable).collect::<Result<Vec<_>, Errno>>()?;
     let rules = rules
         .create()?
+        .add_rules(beneath.into_iter().map(Ok::<_, RulesetError>))?
         .add_rules(path_beneath_rules(&permissions.read, AccessFs::from_read(LANDLOCK)))?
         .add_rules(path_beneath_rules(&permissions.write, AccessFs::from_all(LANDLOCK)))?
         .add_rule(PathBeneath::new(&threads, AccessFs::WriteFile | AccessFs::Truncate))?;
@@ -259,6 +264,13 @@ fn restrict_files(permissions: &Permissions) -> Result<RestrictionStatus, Box<dy
     // and create another inode for it later.
     let _ = threads.into_raw_fd();
     Ok(status)
+}
+
+/// Returns the rule with which a file, or a directory with all that is in it, may be read.
+fn readable(opened: OwnedFd) -> Result<PathBeneath<OwnedFd>, Errno> {
+    let is_directory = FileType::from_raw_mode(fstat(&opened)?.st_mode) == FileType::Directory;
+    let all = AccessFs::from_read(LANDLOCK);
+    Ok(PathBeneath::new(opened, if is_directory { all } else { all & AccessFs::from_file(LANDLOCK) }))
 }
 
 fn restrict_calls(permissions: &Permissions) -> Result<(), Box<dyn Error>> {

@@ -13,6 +13,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{InferInput, InferRequest, InferResponse, RequestedOutput};
+use pharos::model::{CodeOrigin, Isolation, SandboxChoice};
 use pharos::request_trace::Traced;
 use pharos::tensor::Tensor;
 use pharos::wire::{Answer, CREDITS, Call, CallInput, Manage, ToWorker, Verb};
@@ -35,8 +36,26 @@ pub(crate) trait Models: Send + Sync {
     /// The model cannot infer now, the request does not fit it, or it is decoupled and `may_be_many` is false.
     fn infer(self: Arc<Self>, request: InferRequest, may_be_many: bool) -> Result<Box<dyn Answers>, InferError>;
 
-    /// Loads or unloads a model, or returns whether it is ready.
-    fn manage(self: Arc<Self>, model: String, verb: Verb) -> BoxFuture<Result<bool, InferError>>;
+    /// Loads or unloads a model for a worker, or returns whether it is ready.
+    fn manage(self: Arc<Self>, caller: Arc<Caller>, model: String, verb: Verb) -> BoxFuture<Result<bool, InferError>>;
+}
+
+/// The model whose worker calls.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Caller {
+    /// Its name.
+    pub(crate) model: String,
+    /// The source of its code.
+    pub(crate) origin: CodeOrigin,
+    /// Its sandbox.
+    pub(crate) sandbox: SandboxChoice,
+}
+
+impl Caller {
+    /// Returns whether the model has less rights than a model of the operator without a sandbox.
+    pub(crate) fn is_restricted(&self) -> bool {
+        self.origin == CodeOrigin::Request || self.sandbox.isolation != Isolation::None
+    }
 }
 
 /// The responses to a request. Dropping it before the last response cancels the request.
@@ -54,6 +73,7 @@ struct Shared {
     link: SharedLink,
     driver: Arc<Driver>,
     models: Weak<dyn Models>,
+    caller: Arc<Caller>,
     // Held only for short lookups and changes of the map.
     under_way: Mutex<HashMap<u64, CallInProgress>>,
 }
@@ -67,8 +87,8 @@ struct CallInProgress {
 
 impl Calls {
     /// Creates the call table of the worker at the other end of `link`, which runs an instance of `driver`.
-    pub(crate) fn new(link: SharedLink, driver: Arc<Driver>, models: Weak<dyn Models>) -> Self {
-        Self { shared: Arc::new(Shared { link, driver, models, under_way: Mutex::default() }) }
+    pub(crate) fn new(link: SharedLink, driver: Arc<Driver>, models: Weak<dyn Models>, caller: Arc<Caller>) -> Self {
+        Self { shared: Arc::new(Shared { link, driver, models, caller, under_way: Mutex::default() }) }
     }
 
     /// Starts a request to another model.
@@ -95,7 +115,7 @@ impl Calls {
         let shared = self.shared.clone();
         self.begin(call, Arc::new(Semaphore::new(0)), async move {
             let outcome = match shared.models.upgrade() {
-                Some(models) => models.manage(model, verb).await,
+                Some(models) => models.manage(shared.caller.clone(), model, verb).await,
                 None => Err(InferError::cancelled()),
             };
             match outcome {

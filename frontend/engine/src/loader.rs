@@ -19,6 +19,7 @@ mod poll;
 mod prepare;
 mod unloading;
 mod worker_calls;
+mod worker_rights;
 
 use std::io;
 use std::path::PathBuf;
@@ -111,6 +112,8 @@ pub struct Settings {
     pub stores: store::Settings,
     /// How workers are started.
     pub program: Program,
+    /// Whether workers may load models with files, and with configurations that run code.
+    pub worker_uploads: bool,
     /// Whether configurations are completed from the models' files.
     pub auto_complete: bool,
     /// The batch size that auto-complete gives models that can batch; 0 leaves them unbatched.

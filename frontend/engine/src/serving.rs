@@ -58,6 +58,8 @@ pub(crate) struct Snapshot {
     pub(crate) demanded: BTreeSet<String>,
     /// Overrides that clients have sent instead of the repositories' files.
     pub(crate) overrides: BTreeMap<String, Arc<Overrides>>,
+    /// Models that workers have loaded, each with the model of the worker.
+    pub(crate) owners: BTreeMap<String, String>,
     /// Replaced versions that still finish their sequences, oldest first.
     ending: BTreeMap<String, Vec<Arc<Serving>>>,
     /// Versions that are being unloaded, with the number of the unload.

@@ -26,7 +26,7 @@ use pharos::timeline::Instant;
 use pharos::wire::{Device, Load, Loaded, MAX_FRAME, ToWorker, VERSION};
 use tokio::sync::{oneshot, watch};
 
-use crate::calls::Models;
+use crate::calls::{Caller, Models};
 use crate::launch::Launch;
 use crate::memory::PinnedPool;
 use crate::model_memory::MemoryShare;
@@ -87,6 +87,8 @@ pub(crate) struct Plan {
     pub(crate) warmups: Vec<WarmUp>,
     /// The models that its workers may call.
     pub(crate) models: Weak<dyn Models>,
+    /// Their model, as the caller of others.
+    pub(crate) caller: Arc<Caller>,
     /// The text of `metrics.yaml`; it changes when the file is reloaded.
     pub(crate) metrics: watch::Receiver<Arc<str>>,
     /// The GPUs.
@@ -248,8 +250,9 @@ impl Instance {
         let device = device_share.as_ref().map(DeviceShare::device);
         link.arenas.inputs.keep(device.as_ref().map_or(0, |device| device.pinned));
         send(&link, &self.load(&placement, device))?;
-        let models = self.plan.models.clone();
-        let events = Session::start(link.clone(), self.driver.clone(), self.id, models, self.plan.cache.clone());
+        let (models, caller) = (self.plan.models.clone(), self.plan.caller.clone());
+        let cache = self.plan.cache.clone();
+        let events = Session::start(link.clone(), self.driver.clone(), self.id, models, caller, cache);
         let pid = worker.process.id();
         if let Some(pid) = pid.filter(|_| self.outcome.is_none() && background::is_entered()) {
             // Requests wait for a restart.

@@ -15,7 +15,7 @@ use tokio::io::Interest;
 use tokio::net::unix::OwnedReadHalf;
 use tokio::sync::{Notify, mpsc};
 
-use crate::calls::{Calls, Models};
+use crate::calls::{Caller, Calls, Models};
 use crate::scheduler::Driver;
 use crate::wire::{SharedLink, take_frames};
 use pharos_os::clock;
@@ -70,16 +70,17 @@ const MAX_ROUNDS: u32 = 8;
 
 impl Session {
     /// Starts a task on the event loop of the link that reads the worker's frames. `models` are the models that the worker may
-    /// call.
+    /// call, and `caller` is its own.
     pub(crate) fn start(
         link: SharedLink,
         driver: Arc<Driver>,
         instance: InstanceId,
         models: Weak<dyn Models>,
+        caller: Arc<Caller>,
         cache: Arc<Cache>,
     ) -> mpsc::UnboundedReceiver<Event> {
         let (events, receiver) = mpsc::unbounded_channel();
-        let calls = Calls::new(link.clone(), driver.clone(), models);
+        let calls = Calls::new(link.clone(), driver.clone(), models, caller);
         let Some((socket, consumer)) = link.take_reader() else {
             // Each link has one session.
             return receiver;
@@ -282,7 +283,8 @@ mod tests {
                       output { name: 'OUT' data_type: TYPE_UINT8 dims: 1 }";
         let (cache, driver) = test_driver::create(config);
         let (link, mut worker) = worker_end::connect();
-        let mut events = Session::start(link.clone(), driver.clone(), INSTANCE, Weak::<Loader>::new(), cache);
+        let models = Weak::<Loader>::new();
+        let mut events = Session::start(link.clone(), driver.clone(), INSTANCE, models, Arc::default(), cache);
         worker.send(&forged(WARM_UP));
         let Some(Event::WarmedUp(Done { stamps, .. })) = events.recv().await else { panic!("no end of a warm-up") };
         assert!(began <= stamps.start && stamps.end <= clock::now(), "{stamps:?}");

@@ -184,6 +184,19 @@ pub(crate) fn is_own(path: &Path) -> bool {
     is_private(path).unwrap_or(false) && is_marked(path)
 }
 
+/// Returns whether a path is in a directory that this user's servers have created and marked.
+pub fn is_in_own(path: &Path) -> bool {
+    path.ancestors().any(is_own)
+}
+
+/// Returns whether a path is in a temporary directory of this kind, of any server. The path has no links.
+pub fn is_in_temporary(path: &Path, kind: Kind) -> bool {
+    let parent = std::env::temp_dir();
+    let parent = fs::canonicalize(&parent).unwrap_or(parent);
+    let first = path.strip_prefix(&parent).ok().and_then(|inside| inside.components().next());
+    first.and_then(|name| name.as_os_str().to_str()).is_some_and(|name| is_temporary(name, &[kind]))
+}
+
 /// Locks a directory that [`make`] created.
 ///
 /// # Errors
@@ -311,6 +324,15 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+
+    #[test]
+    fn files_in_temporary_directories_are_recognized() {
+        let directory = Temporary::new(Kind::WORKER).unwrap();
+        let inside = fs::canonicalize(directory.path()).unwrap().join("files/e");
+        assert!(is_in_temporary(&inside, Kind::WORKER) && !is_in_temporary(&inside, Kind::LOAD));
+        assert!(is_in_own(&inside) && !is_in_own(&std::env::temp_dir().join("e")));
+        assert!(!is_in_temporary(Path::new("/nonexistent/pharos-worker-1-0/e"), Kind::WORKER));
+    }
 
     #[test]
     fn removes_its_own_temporary_directory_and_those_of_killed_servers() {

@@ -7,6 +7,23 @@ use std::io::{self, Read};
 /// The maximum number of bytes of the headers of one entry.
 pub const MAX_ATTRIBUTES: u64 = 1 << 20;
 
+/// Returns an error of reading an archive without its content: errors about a header quote the header, and a file that is no archive
+/// may be any that this process can read.
+pub fn without_content(error: io::Error) -> io::Error {
+    let is_from_here = error.raw_os_error().is_some() || error.to_string() == attributes_too_long();
+    let text = match error.kind() {
+        _ if is_from_here => return error,
+        io::ErrorKind::UnexpectedEof => "it ends too early",
+        _ => "its content is not that of a valid archive",
+    };
+    io::Error::new(error.kind(), text)
+}
+
+/// Returns the text of the error that the headers of an entry have more bytes.
+fn attributes_too_long() -> String {
+    format!("the name and the attributes of an entry have more than {MAX_ATTRIBUTES} bytes")
+}
+
 /// The end of what may be read of an archive before its next entry is known.
 #[derive(Debug)]
 pub struct AttributeLimit(Cell<u64>);
@@ -42,6 +59,6 @@ impl<R: Read> Read for Bounded<'_, R> {
         if self.position <= self.end.get() {
             return Ok(read);
         }
-        Err(io::Error::other(format!("the name and the attributes of an entry have more than {MAX_ATTRIBUTES} bytes")))
+        Err(io::Error::other(attributes_too_long()))
     }
 }

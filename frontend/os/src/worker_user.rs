@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
-use std::fs::{self, DirBuilder, Permissions};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -17,6 +17,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::thread;
 
 use nix::unistd::{self, Group, User};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, chownat, fchmod, fchown, fstat, openat};
@@ -130,6 +131,38 @@ impl WorkerUser {
         };
         // SAFETY: the closure only makes system calls (contract above); its errors contain a number and are not allocated.
         unsafe { command.pre_exec(change) };
+    }
+
+    /// Opens a file for reading with the rights of the user, as a process of the user could. Opening a pipe does not block.
+    ///
+    /// # Errors
+    /// The user may not read the file, or it cannot be opened; or no thread can be started.
+    pub fn open(&self, path: &Path) -> io::Result<File> {
+        let (user, path) = (self.clone(), path.to_owned());
+        // The rights are those of a thread, which ends afterwards.
+        let opening = thread::Builder::new().name("open-as-user".into()).spawn(move || {
+            user.take_file_rights()?;
+            let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+            Ok(File::from(rustix::fs::open(&path, flags, Mode::empty())?))
+        })?;
+        opening.join().unwrap_or_else(|_| Err(io::Error::other("the thread that opens it panicked")))
+    }
+
+    /// Gives this thread the rights of the user for files, and takes those of root. Its other identities remain those of the server,
+    /// so that processes of the user cannot signal the thread.
+    fn take_file_rights(&self) -> io::Result<()> {
+        set_thread_groups(&self.groups)?;
+        let (uid, gid) = (unistd::Uid::from_raw(self.uid.as_raw()), unistd::Gid::from_raw(self.gid.as_raw()));
+        unistd::setfsgid(gid);
+        unistd::setfsuid(uid);
+        let none = CapabilitySet::empty();
+        let own = capabilities(None)?;
+        set_capabilities(None, CapabilitySets { effective: none, ..own })?;
+        // The calls return the previous identity and no error.
+        if unistd::setfsgid(gid) != gid || unistd::setfsuid(uid) != uid {
+            return Err(io::Error::other(format!("this process cannot take the rights of the user '{}'", self.name)));
+        }
+        Ok(())
     }
 
     /// Lets the user read, but not change, what this process has made at a path: a file, or a directory with all that is in it. Files
@@ -407,6 +440,25 @@ mod tests {
         let own = parent.path().join("new/cache/own");
         directories::make(&own).unwrap();
         (parent, own)
+    }
+
+    #[test]
+    fn files_are_opened_with_the_rights_of_the_user() {
+        let Some(user) = user() else { return };
+        let (parent, own) = directory();
+        let (open, closed, link, pipe) =
+            (parent.path().join("open"), own.join("closed"), parent.path().join("link"), parent.path().join("pipe"));
+        write(&open, 0o644);
+        write(&closed, 0o644);
+        let secret = parent.path().join("secret");
+        write(&secret, 0o600);
+        symlink(&secret, &link).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, FileType::Fifo, Mode::from_raw_mode(0o644), 0).unwrap();
+        assert!(user.open(&open).is_ok() && user.open(&pipe).is_ok());
+        for path in [&closed, &secret, &link] {
+            assert_eq!(user.open(path).unwrap_err().kind(), io::ErrorKind::PermissionDenied, "{}", path.display());
+        }
+        assert!(File::open(&secret).is_ok(), "this thread has lost its rights");
     }
 
     fn write(path: &Path, mode: u32) {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
-use pharos_engine::launch::{SandboxMode, Sandboxes, limits};
+use pharos::model::SandboxMode;
+use pharos_engine::launch::{Sandboxes, limits};
 use pharos_os::control_groups::Limits;
 use pharos_os::worker_user::WorkerUser;
 use regex::Regex;
@@ -62,9 +63,9 @@ pub struct Workers {
     #[arg(long, value_name = "USER[:GROUP]", env = "PHAROS_WORKER_USER", value_parser = user, help_heading = WORKERS)]
     pub worker_user: Option<Arc<WorkerUser>>,
     /// Run models in a sandbox: they may read only their own files and the system's libraries, write only a temporary directory,
-    /// open no network connections, and reach no other processes: off (only models with the parameter sandbox), auto (as far as the kernel
-    /// supports it), or on
-    #[arg(long, value_name = "WHEN", default_value = "off", env = "PHAROS_WORKER_SANDBOX", value_parser = sandbox, help_heading = WORKERS)]
+    /// open no network connections, and reach no other processes: off (only models with the parameter sandbox), uploads (in addition
+    /// models whose code came by request, as far as the kernel supports it), auto (all, as far as the kernel supports it), or on (all)
+    #[arg(long, value_name = "WHEN", default_value = "uploads", env = "PHAROS_WORKER_SANDBOX", value_parser = sandbox, help_heading = WORKERS)]
     pub worker_sandbox: SandboxMode,
     /// Further file or directory that models in a sandbox may read; may be repeated, and `:` separates several
     #[arg(long, value_name = "PATH", env = "PHAROS_WORKER_SANDBOX_READ", value_delimiter = ':', help_heading = WORKERS)]
@@ -147,12 +148,8 @@ fn expected(what: String) -> String {
 }
 
 fn sandbox(text: &str) -> Result<SandboxMode, String> {
-    match text.to_ascii_lowercase().as_str() {
-        "off" => Ok(SandboxMode::Off),
-        "auto" => Ok(SandboxMode::Auto),
-        "on" => Ok(SandboxMode::On),
-        _ => Err("allowed are off, auto and on".to_owned()),
-    }
+    let known = SandboxMode::NAMES.into_iter().find(|(name, _)| name.eq_ignore_ascii_case(text));
+    known.map(|(_, mode)| mode).ok_or_else(|| "allowed are off, uploads, auto and on".to_owned())
 }
 
 /// Parses a regular expression that must match whole names.

@@ -11,7 +11,9 @@ use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::thread::set_no_new_privs;
 
 use crate::cli;
+use pharos::model::SandboxMode;
 use pharos::wire::access::AccessCheck;
+use pharos_engine::launch::sandbox::Gap;
 use pharos_engine::launch::{WorkerLimits, sandbox};
 use pharos_engine::store::Location;
 use pharos_os::control_groups::ControlGroups;
@@ -36,9 +38,20 @@ pub(super) fn apply() {
 ///
 /// # Errors
 /// Sandboxes are required, and cannot be made here.
-pub(super) fn report_sandbox(worker: &Path, workers: &cli::Workers) -> Result<(), String> {
-    for gap in sandbox::check(worker, &workers.sandboxes())? {
-        tracing::warn!("sandboxes of workers: {gap}");
+pub(super) fn report_sandbox(worker: &Path, options: &cli::Options) -> Result<(), String> {
+    let sandboxes = options.workers.sandboxes();
+    let by_default = sandboxes.mode == SandboxMode::Uploads;
+    // Otherwise no code comes by request.
+    let is_used = !by_default || options.models.control_mode.by_request();
+    for gap in sandbox::check(worker, &sandboxes, is_used)? {
+        match gap {
+            Gap::Essential(why) if by_default => {
+                tracing::warn!("code that comes by request runs without a sandbox: {why}");
+            }
+            Gap::Essential(why) => tracing::warn!("sandboxes of workers: not available: {why}"),
+            Gap::Lesser(what) if by_default => tracing::info!("sandboxes of code that comes by request: {what}"),
+            Gap::Lesser(what) => tracing::warn!("sandboxes of workers: {what}"),
+        }
     }
     Ok(())
 }

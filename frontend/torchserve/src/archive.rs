@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use percent_encoding::percent_decode_str;
+use pharos::model::CodeOrigin;
 use serde_json::Value;
 use tokio::sync::watch;
 
@@ -83,6 +84,8 @@ pub struct Archive {
     pub kept: Option<StoredFile>,
     /// The contents of `model-config.yaml`.
     pub yaml: ModelYaml,
+    /// The source of its code.
+    pub origin: CodeOrigin,
 }
 
 impl Archive {
@@ -120,16 +123,37 @@ fn opened(
     found: &Found,
     exiting: &watch::Receiver<bool>,
 ) -> Result<Archive, Refused> {
+    let origin = origin(settings, found, asked.at_start);
     let files = match found.path.is_dir() {
         true => Unpacked { root: within(&found.path), own: None },
-        false => unpacked(settings, url, &found.path)?,
+        false => unpacked(settings, url, found, origin)?,
     };
     let named = asked.model_name.is_some() || asked.at_start;
     let mut archive = manifest::read(url, files, named)?;
     archive.packages = requirements::install(settings, &archive, exiting)?.map(Arc::new);
-    (archive.stored, archive.kept) = (found.name.clone(), found.kept.clone());
+    (archive.stored, archive.kept, archive.origin) = (found.name.clone(), found.kept.clone(), origin);
     tracing::info!(model = archive.model_name, version = archive.version, "opened archive '{url}'");
     Ok(archive)
+}
+
+/// Returns the source of an archive's code. Files of the model store are the operator's, except those that were downloaded for a
+/// request, and so is what the configuration of the server names. A snapshot also names what requests have registered.
+fn origin(settings: &Settings, found: &Found, at_start: bool) -> CodeOrigin {
+    let canonical = |path: &Path| path.canonicalize().ok();
+    let store = settings.model_store.as_deref().and_then(canonical);
+    let is_inside = canonical(&found.path).zip(store).is_some_and(|(path, store)| path.starts_with(store));
+    if keep::came_by_request(&found.path) {
+        CodeOrigin::Request
+    } else if is_inside {
+        CodeOrigin::Operator
+    } else {
+        of_registration(settings, at_start)
+    }
+}
+
+/// Returns the source of what a registration names outside of the model store.
+fn of_registration(settings: &Settings, at_start: bool) -> CodeOrigin {
+    if at_start && settings.snapshot.is_none() { CodeOrigin::Operator } else { CodeOrigin::Request }
 }
 
 /// The location of an archive on this machine.
@@ -140,12 +164,17 @@ struct Found {
     /// The file in the model store, if this call downloaded it.
     kept: Option<StoredFile>,
     /// A temporary directory with the download, which is removed after unpacking.
-    _fetched: Option<Unpacked>,
+    fetched: Option<Unpacked>,
 }
 
 impl Found {
     fn at(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), name: None, kept: None, _fetched: None }
+        Self { path: path.into(), name: None, kept: None, fetched: None }
+    }
+
+    /// Returns whether this server has written the file.
+    fn is_downloaded(&self) -> bool {
+        self.fetched.is_some() || keep::came_by_request(&self.path)
     }
 }
 
@@ -182,7 +211,7 @@ fn find(settings: &Settings, url: &str, at_start: bool, exiting: &watch::Receive
         if fs::metadata(&path).is_ok_and(|found| !found.is_file()) {
             return Err(failed(": it is not a regular file"));
         }
-        let mut source = File::open(&path).map_err(|_| failed(""))?;
+        let mut source = open_source(settings, &path, of_registration(settings, at_start)).map_err(|_| failed(""))?;
         return fetched(settings, url, at_start, |file| {
             io::copy(&mut source, file).map(drop).map_err(|error| failed(&format!(": {error}")))
         });
@@ -284,13 +313,19 @@ fn fetched(
         tracing::info!("skipped download of '{url}': the model store has '{name}'");
         return Ok(Found { name: Some(name), ..Found::at(known) });
     }
-    match keep::Part::new(store, &name) {
+    match keep::Part::new(store, &name, of_registration(settings, at_start)) {
         Ok(mut part) => {
             fetch(part.file())?;
             let kept = part.finish().map_err(not_saved)?;
             Ok(Found { name: Some(name), kept: Some(kept), ..Found::at(known) })
         }
-        Err(error) if matches!(error.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied) => {
+        // The last kind is that of a file system without extended attributes.
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported
+            ) =>
+        {
             let shown = store.display();
             tracing::warn!(
                 "cannot write to the model store '{shown}': {error}; '{url}' is not kept there and is downloaded again at \
@@ -300,7 +335,7 @@ fn fetched(
             let path = place.path().join("fetched");
             let made = OpenOptions::new().read(true).write(true).create_new(true).open(&path);
             fetch(&mut made.map_err(not_saved)?)?;
-            Ok(Found { _fetched: Some(place), ..Found::at(path) })
+            Ok(Found { fetched: Some(place), ..Found::at(path) })
         }
         Err(error) => Err(not_saved(error)),
     }
@@ -318,10 +353,27 @@ fn allow(settings: &Settings, url: &str, whole: &str) -> Result<(), Refused> {
     Err(Refused::invalid_url(format!("Given URL {url} does not match any allowed URL(s)")))
 }
 
-fn unpacked(settings: &Settings, url: &str, file: &Path) -> Result<Unpacked, Refused> {
+/// Opens a file that a registration names. One that a request has chosen is opened with the rights of the user who will get its
+/// content.
+fn open_source(settings: &Settings, path: &Path, origin: CodeOrigin) -> io::Result<File> {
+    match settings.pip.user.as_ref().filter(|_| origin == CodeOrigin::Request) {
+        Some(user) => user.open(path),
+        None => File::open(path),
+    }
+}
+
+fn unpacked(settings: &Settings, url: &str, found: &Found, origin: CodeOrigin) -> Result<Unpacked, Refused> {
+    let refused = |why: String| Refused::invalid_model(format!("The archive '{url}' cannot be used: {why}"));
+    // The server's own file after a download.
+    let chosen = if found.is_downloaded() { CodeOrigin::Operator } else { origin };
+    let path = &found.path;
+    if !fs::metadata(path).is_ok_and(|file| file.is_file()) {
+        return Err(refused(format!("'{}' is neither a regular file nor a directory", path.display())));
+    }
+    let file = open_source(settings, path, chosen);
+    let file = file.map_err(|error| refused(format!("cannot read the archive: {error}")))?;
     let mut directory = new_directory(settings)?;
-    unpack::unpack(file, directory.path(), &unpack::Limits::of(file))
-        .map_err(|why| Refused::invalid_model(format!("The archive '{url}' cannot be used: {why}")))?;
+    unpack::unpack(&file, path, directory.path(), &unpack::Limits::of(&file)).map_err(refused)?;
     directory.root = within(&directory.root);
     Ok(directory)
 }

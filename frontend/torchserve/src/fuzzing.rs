@@ -1,5 +1,6 @@
 //! Functions for the fuzz targets of archives and of TorchServe's texts. The server does not use this module.
 
+use std::fs::File;
 use std::path::Path;
 
 use bytes::Bytes;
@@ -14,7 +15,8 @@ use crate::yaml::ModelYaml;
 /// # Errors
 /// The archive is refused.
 pub fn unpack_model(archive: &Path, target: &Path, (bytes, pieces): (u64, u64)) -> Result<(), String> {
-    unpack(archive, target, &Limits { bytes, pieces })
+    let file = File::open(archive).map_err(|error| error.to_string())?;
+    unpack(&file, archive, target, &Limits { bytes, pieces })
 }
 
 /// Parses a text as config.properties and as model-config.yaml; an error has a text.

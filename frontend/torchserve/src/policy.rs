@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pharos::metrics::alias;
-use pharos::model::ModelConfig;
+use pharos::model::{CodeOrigin, ModelConfig};
 use pharos::service::ModelPolicy;
 use pharos::supervisor::{self, Backoff, RestartPolicy};
 
@@ -12,6 +12,10 @@ pub const BACKEND: &str = "torchserve";
 
 /// TorchServe's backoff before restarts, in seconds.
 const PAUSES: &[u64] = &[1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597];
+
+/// The parameter of a model whose archive came by request, and its value.
+pub(crate) const ORIGIN: &str = "torchserve_origin";
+pub(crate) const BY_REQUEST: &str = "request";
 
 /// The model policy that reads `torchserve_*` parameters.
 #[derive(Debug)]
@@ -45,6 +49,13 @@ impl ModelPolicy for Policy {
     fn metric_name<'a>(&self, config: &'a ModelConfig) -> Option<(&'a str, &'a str)> {
         let parameter = |name: &str| config.parameters.get(name).map(String::as_str);
         parameter("torchserve_model_name").zip(parameter("torchserve_model_version"))
+    }
+
+    fn origin<'a>(&self, parameter: &dyn Fn(&str) -> Option<&'a str>) -> CodeOrigin {
+        match parameter(ORIGIN) {
+            Some(BY_REQUEST) => CodeOrigin::Request,
+            _ => CodeOrigin::Operator,
+        }
     }
 }
 

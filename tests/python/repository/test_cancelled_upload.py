@@ -50,7 +50,9 @@ open({str(tmp_path / "begun")!r}, "w").close()
 while True:
     os.stat(__file__)
 """
-    server = start([], "--model-control-mode=explicit", f"--python={PYTHON}", repository=tmp_path)
+    # The code runs in a sandbox.
+    options = ["--model-control-mode=explicit", f"--python={PYTHON}", f"--worker-sandbox-write={tmp_path}"]
+    server = start([], *options, repository=tmp_path)
     answers = []
     loading = threading.Thread(target=lambda: answers.append(server.ask("POST", "/v2/repository/models/sent/load", sent(code))))
     loading.start()

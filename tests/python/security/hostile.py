@@ -1,5 +1,7 @@
 """A model that attacks as its client says (`hostile_model.py`)."""
 
+import base64
+import json
 import subprocess
 import sys
 import tarfile
@@ -11,6 +13,20 @@ output [ {{ name: "RESULT" data_type: TYPE_STRING dims: [ 1 ] }} ]
 {}
 """
 CODE = Path(__file__).with_name("hostile_model.py")
+
+
+def configuration(**parameters) -> dict:
+    """Returns the configuration of the model with these parameters, for a load."""
+    tensors = [{"name": name, "data_type": "TYPE_STRING", "dims": [count]} for name, count in (("ATTACK", 2), ("RESULT", 1))]
+    named = {name: {"string_value": str(value)} for name, value in parameters.items()}
+    return {"backend": "python", "input": tensors[:1], "output": tensors[1:], "parameters": named}
+
+
+def load(server, name: str, **parameters) -> tuple:
+    """Loads the model by request with its code; returns the status and the answer."""
+    files = {"file:1/model.py": base64.b64encode(CODE.read_bytes()).decode()}
+    body = json.dumps({"parameters": files | {"config": json.dumps(configuration(**parameters))}})
+    return server.ask("POST", f"/v2/repository/models/{name}/load", body)
 
 
 def write_model(repository: Path, name: str, parameter: str = ""):

@@ -211,6 +211,28 @@ ATTACKS = {
     "copy file": copy_file,
     "deep directories": deep_directories,
 }
+def outcome(call):
+    """Returns `done`, or the text of the server's refusal."""
+    try:
+        call()
+    except pb_utils.TritonModelException as error:
+        return str(error)
+    return "done"
+
+
+def load(target):
+    """Loads a model: the target is JSON with the name, and optionally the configuration and files."""
+    asked = json.loads(target)
+    files = {f"file:{path}": content.encode() for path, content in asked.pop("files", {}).items()}
+    if files:
+        asked["files"] = files
+    return outcome(lambda: pb_utils.load_model(**asked))
+
+
+ANSWERS = {
+    "load": load,
+    "unload": lambda target: outcome(lambda: pb_utils.unload_model(target)),
+}
 FACTS = {
     "environment": lambda: json.dumps(dict(os.environ)),
     "descriptors": lambda: json.dumps(os.listdir("/proc/self/fd")),
@@ -226,6 +248,8 @@ class TritonPythonModel:
             kind, target = (text.decode() for text in pb_utils.get_input_tensor_by_name(request, "ATTACK").as_numpy())
             try:
                 result = FACTS[kind]() if kind in FACTS else "done"
+                if kind in ANSWERS:
+                    result = ANSWERS[kind](target)
                 if kind in ATTACKS:
                     ATTACKS[kind](target)
             except OSError as error:

@@ -325,7 +325,7 @@ def test_code_of_an_environment_runs_in_a_sandbox(tmp_path):
 @pytest.mark.parametrize(
     "option, code, text",
     [
-        ("--worker-sandbox=yes", 2, "allowed are off, auto and on"),
+        ("--worker-sandbox=yes", 2, "allowed are off, uploads, auto and on"),
         ("--worker-sandbox-write=/nowhere", 1, "--worker-sandbox-write: '/nowhere' cannot be permitted: No such file"),
     ],
 )

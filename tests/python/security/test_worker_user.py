@@ -160,6 +160,58 @@ def test_an_environment_belongs_to_the_user(tmp_path):
             assert attack(server, "write", relocated.parent.with_suffix(".lock")) == "PermissionError"
 
 
+def test_an_archive_that_the_user_may_not_read_is_not_unpacked_for_it(tmp_path):
+    """The server may read it, because it is root."""
+    repository, cache = hostile(tmp_path), tmp_path / "new/environments"
+    write_environment(repository[0], tmp_path, "", "--system-site-packages")
+    archive = repository[0] / "hostile/env.tar.gz"
+    archive.chmod(0o600)
+    server = started(tmp_path, repository, f"--environment-cache-directory={cache}", "--model-control-mode=explicit")
+    server.environment |= {"PYTHONPATH": sysconfig.get_path("purelib")}
+    with server:
+        # Also if a link leads there, which the user could replace.
+        for is_link in (False, True):
+            if is_link:
+                archive.rename(tmp_path / "private.tar.gz")
+                archive.symlink_to(tmp_path / "private.tar.gz")
+            status, answer = server.ask("POST", "/v2/repository/models/hostile/load", b"")
+            assert status == 400 and f"cannot be used: the user '{USER}' cannot read it: Permission denied" in answer, answer
+            assert not list(cache.rglob("python3"))
+        (tmp_path / "private.tar.gz").chmod(0o644)
+        assert server.ask("POST", "/v2/repository/models/hostile/load", b"") == (200, "")
+
+
+def test_an_archive_that_a_request_names_is_read_with_the_rights_of_the_user(tmp_path):
+    (tmp_path / "store").mkdir()
+    (tmp_path / "private").mkdir()
+    content = zipped(files("own", "def handle(data, context):\n    return ['x'] * len(data) if data else None\n"))
+    for folder, name in (("private", "root_only"), ("private", "readable"), ("store", "of_the_store")):
+        (tmp_path / folder / f"{name}.mar").write_bytes(content)
+        (tmp_path / folder / f"{name}.mar").chmod(0o644 if name == "readable" else 0o600)
+    ports = free_ports(3)
+    lines = [f"{name}_address=http://127.0.0.1:{port}\n" for name, port in zip(("inference", "management", "metrics"), ports)]
+    (tmp_path / "config.properties").write_text("".join([*lines, "allowed_urls=file://.*\n"]))
+    mounts, environment = reachable(tmp_path)
+    words = ["torchserve", "--foreground", "--ncs", "--disable-token-auth", "--enable-model-api"]
+    words += ["--ts-config", f"{tmp_path}/config.properties", "--model-store", f"{tmp_path}/store", "--", FLAG]
+    server = Isolated("mount", f"{mounts}\numask 077", tmp_path, [])
+    server.command[server.command.index(str(binary())) :] = [str(binary()), *words]
+    server.http = f"127.0.0.1:{ports[0]}"
+    server.environment = environment | {"LOG_LOCATION": "", "METRICS_LOCATION": ""}
+    server.launch(cwd=tmp_path)
+    register = lambda url, name: server.ask("POST", f"/models?url={url}&model_name={name}", b"", f"127.0.0.1:{ports[1]}")  # noqa: E731
+    try:
+        server.wait_until_ready("/ping")
+        for number, prefix in enumerate(("file://", "")):
+            status, answer = register(f"{prefix}{tmp_path}/private/root_only.mar", f"refused{number}")
+            assert status == 400, answer
+            assert not (tmp_path / "store/root_only.mar").exists()
+        for url in (f"file://{tmp_path}/private/readable.mar", "of_the_store.mar"):
+            assert register(url, f"m{len(url)}")[0] == 200, server.log_tail()
+    finally:
+        server.stop(check=False)
+
+
 def test_handlers_of_torchserve_run_as_the_user(tmp_path):
     """So does pip, which can run code of the packages that it installs."""
     (tmp_path / "store").mkdir()

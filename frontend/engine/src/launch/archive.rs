@@ -7,15 +7,17 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 
 use super::conda::relocate;
+use super::reading::Reading;
 use super::unpack::{Limits, unpack};
 use pharos_os::client::deepest;
 use pharos_os::clock;
@@ -59,21 +61,64 @@ impl Environment {
     }
 }
 
+/// An archive that was opened.
+pub(super) struct Source<'a> {
+    /// The path for messages.
+    pub(super) path: &'a Path,
+    file: File,
+    reading: &'a Reading,
+}
+
+impl<'a> Source<'a> {
+    /// Opens an archive, with the rights of the user to whom its environment will belong: another one must not get files that it may
+    /// not read.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is not a regular file with content. The kernel's files in `/proc` are empty, and reading them can
+    /// block.
+    pub(super) fn open(path: &'a Path, user: Option<&WorkerUser>, reading: &'a Reading) -> Result<Self, String> {
+        let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
+        let open = || match user {
+            Some(user) => user.open(path),
+            None => OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path),
+        };
+        let file = reading.watch(open).map_err(|error| match user {
+            Some(user) => format!("the user '{}' cannot read it: {error}", user.name()),
+            None => unreadable(error),
+        })?;
+        let found = file.metadata().map_err(unreadable)?;
+        if !found.is_file() {
+            return Err("it is not a regular file".to_owned());
+        }
+        if found.size() == 0 {
+            return Err("it is empty".to_owned());
+        }
+        Ok(Self { path, file, reading })
+    }
+
+    /// Returns the path of the opened file, without links.
+    ///
+    /// # Errors
+    /// It has none.
+    pub(super) fn real_path(&self) -> io::Result<PathBuf> {
+        fs::read_link(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
+    }
+}
+
 /// Returns the environment of an archive, unpacking it if necessary. `interpreter` returns the command of its Python.
 ///
 /// # Errors
 /// The archive or the folder cannot be used.
 pub(super) fn unpacked(
     cache: &Cache<'_>,
-    archive: &Path,
+    archive: &Source<'_>,
     interpreter: impl FnOnce(&Path) -> Result<Command, String>,
 ) -> Result<Environment, String> {
     let in_folder = |error: io::Error| format!("the folder '{}' of environments: {error}", cache.folder.display());
     let own = prepare(cache).map_err(in_folder)?;
     let folder = own.as_path();
-    let mut file = File::open(archive).map_err(unreadable)?;
-    let state = state(&file)?;
-    let key = key(&mut file, cache.user).map_err(unreadable)?;
+    let state = state(&archive.file)?;
+    let key = key(archive.reading.of(&archive.file), cache.user).map_err(unreadable)?;
     let path = folder.join(&key);
     let mut lock = locked(folder, &key).map_err(in_folder)?;
     let ready = is_ready(&mut lock).map_err(in_folder)?;
@@ -84,8 +129,8 @@ pub(super) fn unpacked(
     if !ready || !path.is_dir() {
         remove_unused(folder, &key);
         lock.set_len(0).and_then(|()| remove(&path)).map_err(in_folder)?;
-        tracing::info!("unpacking the environment '{}' into '{}'", archive.display(), path.display());
-        if let Err(error) = make(cache, (&mut file, state), &path, interpreter) {
+        tracing::info!("unpacking the environment '{}' into '{}'", archive.path.display(), path.display());
+        if let Err(error) = make(cache, (archive, state), &path, interpreter) {
             let _ = remove(&path);
             return Err(error);
         }
@@ -104,7 +149,7 @@ pub(super) fn unpacked(
 /// Makes an environment from its archive, which had this state before its key was computed. Part of it may be left on an error.
 fn make(
     cache: &Cache<'_>,
-    (file, before): (&mut File, State),
+    (archive, before): (&Source<'_>, State),
     path: &Path,
     interpreter: impl FnOnce(&Path) -> Result<Command, String>,
 ) -> Result<(), String> {
@@ -112,12 +157,12 @@ fn make(
     let in_folder = |error: io::Error| format!("the folder '{}' of environments: {error}", cache.folder.display());
     // The errors of `tar` name only the file.
     let refused = |error: io::Error| format!("it cannot be unpacked into '{}': {}", folder.display(), deepest(&error));
-    file.rewind().map_err(unreadable)?;
-    unpack(file, path, &Limits::default()).map_err(refused)?;
+    (&archive.file).rewind().map_err(unreadable)?;
+    unpack(archive.reading.of(&archive.file), path, &Limits::default()).map_err(refused)?;
     cache.user.map_or(Ok(()), |user| user.give(path)).map_err(in_folder)?;
     relocate(path, interpreter(path)?)?;
     // Otherwise the environment could have other contents than its key says.
-    if state(file)? == before {
+    if state(&archive.file)? == before {
         Ok(())
     } else {
         Err("it was changed while it was unpacked; load the model again when the file is complete".to_owned())
@@ -156,7 +201,7 @@ fn prepare(cache: &Cache<'_>) -> io::Result<PathBuf> {
 
 /// Returns the name of an environment: a hash of the bytes of its archive, and of the user to whom it belongs if that is not the
 /// server's.
-fn key(file: &mut File, user: Option<&WorkerUser>) -> io::Result<String> {
+fn key(mut file: impl Read, user: Option<&WorkerUser>) -> io::Result<String> {
     let mut hasher = blake3::Hasher::new();
     if let Some(user) = user {
         hasher.update(format!("user {}\n", user.uid()).as_bytes());
@@ -283,6 +328,15 @@ mod tests {
             builder.append(&header, data).unwrap();
         }
         builder.into_inner().unwrap().finish().unwrap();
+    }
+
+    fn unpacked(
+        cache: &Cache<'_>,
+        archive: &Path,
+        interpreter: impl FnOnce(&Path) -> Result<Command, String>,
+    ) -> Result<Environment, String> {
+        let reading = Reading::default();
+        super::unpacked(cache, &Source::open(archive, None, &reading)?, interpreter)
     }
 
     fn at(folder: &Path) -> Cache<'_> {
@@ -438,6 +492,50 @@ mod tests {
         }
         fs::write(&path, [0x1f, 0x8b, 8, 0, 1, 2, 3]).unwrap();
         assert!(unpacked(&at(&cache), &path, python).unwrap_err().starts_with("it cannot be unpacked into "));
+    }
+
+    #[test]
+    fn errors_do_not_show_what_a_file_contains_that_is_no_archive() {
+        let folder = tempfile::tempdir().unwrap();
+        let (cache, path) = (folder.path().join("cache"), folder.path().join("secrets"));
+        let secret = "root:secret\n".repeat(100).into_bytes();
+        let compressed = |content: &[u8]| {
+            let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+            encoder.write_all(content).unwrap();
+            encoder.finish().unwrap()
+        };
+        // The magic, but no other field of a header.
+        let mut header = secret.clone();
+        header[257..262].copy_from_slice(b"ustar");
+        archive(&path, &[(EntryType::Regular, "one", "1")]);
+        let mut after = Vec::new();
+        flate2::read::GzDecoder::new(File::open(&path).unwrap()).read_to_end(&mut after).unwrap();
+        after.truncate(1024);
+        after.extend(&header);
+        for content in [&secret[..5], &secret, &compressed(&secret), &header, &compressed(&header), &after] {
+            fs::write(&path, content).unwrap();
+            let error = unpacked(&at(&cache), &path, python).unwrap_err();
+            assert!(error.starts_with("it cannot be unpacked into ") && !error.contains("root"), "{error}");
+        }
+    }
+
+    #[test]
+    fn only_regular_files_with_content_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let (pipe, empty) = (folder.path().join("pipe"), folder.path().join("empty"));
+        let mode = rustix::fs::Mode::RUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        fs::write(&empty, "").unwrap();
+        let cache = folder.path().join("cache");
+        for (path, expected) in [
+            (pipe.as_path(), "it is not a regular file"),
+            (Path::new("/dev/zero"), "it is not a regular file"),
+            (&empty, "it is empty"),
+            // As `/proc/kmsg`, which would block.
+            (Path::new("/proc/self/environ"), "it is empty"),
+        ] {
+            assert_eq!(unpacked(&at(&cache), path, python).unwrap_err(), expected, "{}", path.display());
+        }
     }
 
     #[test]

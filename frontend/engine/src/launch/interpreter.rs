@@ -5,13 +5,19 @@
 use std::env;
 use std::ffi::OsStr;
 use std::fmt;
+use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use super::archive::{self, Cache, Environment};
+use pharos::model::CodeOrigin;
+use pharos_os::directories::{self, Kind};
+
+use super::archive::{self, Cache, Environment, Source};
 use super::backends::absolute;
-use super::{ENVIRONMENT, Launch, MODEL_DIRECTORY, Model, Program, activation, sandbox};
+use super::reading::Reading;
+use super::sandbox::{self, Sandbox};
+use super::{ENVIRONMENT, Launch, MODEL_DIRECTORY, Model, Program, activation};
 
 /// The version of the server and of the wheel that contains it.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -76,9 +82,9 @@ const FOLDERS: [&str; 2] = ["venv", ".venv"];
 ///
 /// # Errors
 /// The interpreter does not exist or cannot be executed, or the environment cannot be unpacked.
-pub(super) fn find(program: &Program, model: &Model<'_>) -> Result<Named, String> {
+pub(super) fn find(program: &Program, model: &Model<'_>, reading: &Reading) -> Result<Named, String> {
     let named = match model.environment.filter(|path| !path.is_empty()) {
-        Some(path) => by_parameter(program, model, path)?,
+        Some(path) => by_parameter(program, model, path, reading)?,
         None => {
             let folder = FOLDERS.iter().map(|name| model.directory.join(name)).find(|folder| folder.is_dir());
             let interpreter = match folder {
@@ -98,7 +104,7 @@ pub(super) fn named_path(value: &str, model: &Model<'_>) -> PathBuf {
     PathBuf::from(value.replace(MODEL_DIRECTORY, &directory.to_string_lossy()))
 }
 
-fn by_parameter(program: &Program, model: &Model<'_>, value: &str) -> Result<Named, String> {
+fn by_parameter(program: &Program, model: &Model<'_>, value: &str, reading: &Reading) -> Result<Named, String> {
     let path = absolute(named_path(value, model));
     let refused = |why: &str| {
         format!(
@@ -108,7 +114,7 @@ fn by_parameter(program: &Program, model: &Model<'_>, value: &str) -> Result<Nam
             path.display()
         )
     };
-    let kind = path.metadata().map_err(|error| match error.kind() {
+    let kind = reading.watch(|| path.metadata()).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => refused("does not exist"),
         _ => refused(&format!("cannot be read ({error})")),
     })?;
@@ -118,11 +124,21 @@ fn by_parameter(program: &Program, model: &Model<'_>, value: &str) -> Result<Nam
     if !kind.is_file() {
         return Err(refused("is neither a directory nor a file"));
     }
+    let unusable =
+        |error: String| format!("model '{}': the environment '{}' cannot be used: {error}", model.name, path.display());
+    let archive = Source::open(&path, program.user.as_deref(), reading).map_err(unusable)?;
+    if let Some(sandbox) = sandbox::of(program, model)? {
+        let real = archive.real_path().map_err(|error| unusable(error.to_string()))?;
+        if !sandbox.permits(&real) {
+            may_name(model, &path, &real)?;
+        }
+    }
     let prepare = |home: &Path| {
-        let interpreter = in_environment(model.name, home.to_owned(), BY_PARAMETER)?;
+        let mut interpreter = in_environment(model.name, home.to_owned(), BY_PARAMETER)?;
+        interpreter.archive = Some(path.clone());
         check(model.name, &interpreter)?;
         let mut sandbox = sandbox::of(program, model)?;
-        sandbox.iter_mut().for_each(|sandbox| sandbox.permit(sandbox::of_interpreter(&interpreter.path)));
+        sandbox.iter_mut().try_for_each(|sandbox| permit(sandbox, program, model, &interpreter))?;
         let (variables, hidden, user) = (activation::variables(home), program.hidden.clone(), program.user.clone());
         let launch = Launch { executable: interpreter.path, variables, hidden, user, sandbox, ..Launch::default() };
         Ok(launch.command(Some(home)))
@@ -130,12 +146,86 @@ fn by_parameter(program: &Program, model: &Model<'_>, value: &str) -> Result<Nam
     // The variables of the environment contain its path, and models change their working directory.
     let folder = absolute(program.environments.clone());
     let cache = Cache { folder: &folder, user: program.user.as_deref() };
-    let unpacked = archive::unpacked(&cache, &path, prepare).map_err(|error| {
-        format!("model '{}': the environment '{}' cannot be used: {error}", model.name, path.display())
-    })?;
+    let unpacked = archive::unpacked(&cache, &archive, prepare).map_err(unusable)?;
     let mut interpreter = in_environment(model.name, unpacked.path().to_owned(), BY_PARAMETER)?;
     interpreter.archive = Some(path);
     Ok(Named { interpreter, unpacked: Some(Arc::new(unpacked)) })
+}
+
+/// Permits a model in a sandbox to read its Python: the operator's, and the environment that it has chosen, of which links do not
+/// lead elsewhere.
+///
+/// # Errors
+/// The environment or its interpreter is in a place that the model may not read.
+pub(super) fn permit(
+    sandbox: &mut Sandbox,
+    program: &Program,
+    model: &Model<'_>,
+    interpreter: &Interpreter,
+) -> Result<(), String> {
+    if let Ok(default) = by_default(program, model.name) {
+        sandbox.permit(sandbox::of_interpreter(&default.path));
+    }
+    let Some(home) = &interpreter.home else { return Ok(()) };
+    let unusable = |error: std::io::Error| format!("model '{}': '{}': {error}", model.name, home.display());
+    let real = fs::canonicalize(home).map_err(unusable)?;
+    if interpreter.archive.is_some() {
+        // Unpacked by this server.
+        sandbox.permit_beneath(&real, ".");
+    } else if !sandbox.permits(&real) {
+        may_name(model, home, &real)?;
+        for part in sandbox::parts_of_environment(&real) {
+            sandbox.permit_beneath(&real, part);
+        }
+    }
+    let executable = fs::canonicalize(&interpreter.path).map_err(unusable)?;
+    if sandbox.permits(&executable) {
+        return Ok(());
+    }
+    let (name, place) = (model.name, executable.display());
+    Err(format!(
+        "model '{name}': the Python interpreter {interpreter} is '{place}', which the model may not read in its sandbox. \
+         {PERMITTED} its interpreter",
+    ))
+}
+
+/// The end of an error about a path that a model in a sandbox may not read.
+const PERMITTED: &str = "A model in a sandbox may read its own files, the system's and the Python of the server (--python). \
+                         --worker-sandbox-read=PATH permits further ones: the directory of";
+
+/// Checks that the configuration of a model in a sandbox may name an environment that the model may not read otherwise: an operator's
+/// configuration may, with a path outside of the model's directory.
+///
+/// # Errors
+/// It may not.
+fn may_name(model: &Model<'_>, named: &Path, real: &Path) -> Result<(), String> {
+    let directory = absolute(model.directory.to_owned());
+    let why = if model.provenance.origin == CodeOrigin::Request {
+        "code that came by request cannot choose it"
+    } else if normalized(named).starts_with(normalized(&directory)) {
+        "a link leads there from the model's directory"
+    } else if directories::is_in_temporary(real, Kind::WORKER) {
+        "a model can change it"
+    } else {
+        return Ok(());
+    };
+    let (name, real) = (model.name, real.display());
+    Err(format!(
+        "model '{name}': its environment '{real}' cannot be used in a sandbox: {why}. {PERMITTED} the environment"
+    ))
+}
+
+/// Returns a path without `..`, as it is written.
+fn normalized(path: &Path) -> PathBuf {
+    let mut normalized = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => drop(normalized.pop()),
+            Component::CurDir => {}
+            part => normalized.push(part),
+        }
+    }
+    normalized
 }
 
 /// Returns the interpreter of a virtual or conda environment.

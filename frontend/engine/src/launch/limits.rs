@@ -138,6 +138,8 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
+    use pharos::model::Provenance;
+
     use super::*;
 
     /// A server with this memory limit whose control group has the directory as its tree.
@@ -158,6 +160,7 @@ mod tests {
             backend: "python",
             environment: None,
             sandbox: None,
+            provenance: Provenance::default(),
             limits: parameters,
             directory,
             version: directory,

@@ -10,6 +10,7 @@ pub(crate) mod backends;
 mod conda;
 mod interpreter;
 pub mod limits;
+mod reading;
 pub mod sandbox;
 mod settings;
 pub(crate) mod unpack;
@@ -21,10 +22,12 @@ use std::sync::Arc;
 
 pub(crate) use archive::Environment;
 pub(crate) use interpreter::Interpreter;
-pub use settings::{Program, SandboxMode, Sandboxes, WorkerLimits};
+pub(crate) use reading::Reading;
+pub use settings::{Program, Sandboxes, WorkerLimits};
 
 use backends::Found;
 use limits::{Limited, Parameters};
+use pharos::model::Provenance;
 use pharos::wire::fork_server::ONNX_RUNTIME;
 use pharos_os::worker_user::WorkerUser;
 use sandbox::Sandbox;
@@ -51,6 +54,8 @@ pub(crate) struct Model<'a> {
     pub(crate) environment: Option<&'a str>,
     /// The value of its parameter [`pharos::model::SANDBOX`].
     pub(crate) sandbox: Option<&'a str>,
+    /// Who has brought it.
+    pub(crate) provenance: Provenance,
     /// The values of its parameters for limits.
     pub(crate) limits: Parameters<'a>,
     /// The model's directory.
@@ -139,14 +144,15 @@ impl Launch {
 ///
 /// # Errors
 /// The program is missing or cannot be used. The text names the model, the paths that were checked, and a remedy.
-pub(crate) fn choose(program: &Program, model: &Model<'_>) -> Result<Launch, String> {
-    let mut launch = of_backend(program, model)?;
-    launch.variables.push(without_telemetry(std::env::var_os(TELEMETRY)));
-    let sandbox = sandbox::of(program, model)?.map(|sandbox| permitted(sandbox, &launch));
-    let (hidden, user) = (program.hidden.clone(), program.user.clone());
-    if let Some(user) = &user {
+pub(crate) fn choose(program: &Program, model: &Model<'_>, reading: &Reading) -> Result<Launch, String> {
+    if let Some(user) = &program.user {
         grant_files(user, model)?;
     }
+    let mut launch = of_backend(program, model, reading)?;
+    launch.variables.push(without_telemetry(std::env::var_os(TELEMETRY)));
+    let sandbox =
+        sandbox::of(program, model)?.map(|sandbox| permitted(sandbox, program, model, &launch)).transpose()?;
+    let (hidden, user) = (program.hidden.clone(), program.user.clone());
     Ok(Launch { hidden, user, sandbox, limits: limits::of(program, model)?, ..launch })
 }
 
@@ -161,25 +167,38 @@ fn grant_files(user: &WorkerUser, model: &Model<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// Adds what the program itself consists of.
-fn permitted(mut sandbox: Sandbox, launch: &Launch) -> Sandbox {
-    // Beside an executable of a backend, its libraries.
-    let is_backend = launch.interpreter.is_none() && launch.executable != sandbox.worker;
-    let beside = launch.executable.parent().filter(|_| is_backend).map(Path::to_owned);
-    sandbox.permit(beside.into_iter().chain([launch.executable.clone()]));
-    sandbox.permit(launch.interpreter.iter().flat_map(|interpreter| sandbox::of_interpreter(&interpreter.path)));
+/// Adds what the program itself consists of. What the model has chosen gets no rights that its own files do not have.
+///
+/// # Errors
+/// The model's Python is in a place that it may not read.
+fn permitted(mut sandbox: Sandbox, program: &Program, model: &Model<'_>, launch: &Launch) -> Result<Sandbox, String> {
+    let backends = program.backends.clone().map(backends::absolute);
+    let is_of_operator = |path: &Path| backends.as_ref().is_some_and(|directory| path.starts_with(directory));
     for (name, value) in &launch.variables {
         let value = value.clone().unwrap_or_default();
         match *name {
-            LIBRARY_PATH => sandbox.permit(std::env::split_paths(&value)),
-            LIBRARY | PYTHON_BACKEND => sandbox.permit(Path::new(&value).parent().map(Path::to_owned)),
+            // Those of an environment are the model's.
+            LIBRARY_PATH if launch.interpreter.is_none() => sandbox.permit(std::env::split_paths(&value)),
+            LIBRARY | PYTHON_BACKEND => {
+                let directory = Path::new(&value).parent().filter(|directory| is_of_operator(directory));
+                sandbox.permit(directory.map(Path::to_owned));
+            }
             _ => {}
         }
     }
-    sandbox
+    match &launch.interpreter {
+        Some(interpreter) => interpreter::permit(&mut sandbox, program, model, interpreter)?,
+        None => {
+            // Beside an executable of a backend, its libraries.
+            let is_backend = launch.executable != sandbox.worker;
+            let beside = launch.executable.parent().filter(|_| is_backend).map(Path::to_owned);
+            sandbox.permit(beside.into_iter().chain([launch.executable.clone()]));
+        }
+    }
+    Ok(sandbox)
 }
 
-fn of_backend(program: &Program, model: &Model<'_>) -> Result<Launch, String> {
+fn of_backend(program: &Program, model: &Model<'_>, reading: &Reading) -> Result<Launch, String> {
     if ORDINARY.contains(&model.backend) {
         if model.backend != "onnxruntime" {
             return Ok(native(program, program.worker.clone(), Vec::new()));
@@ -189,7 +208,7 @@ fn of_backend(program: &Program, model: &Model<'_>) -> Result<Launch, String> {
         return Ok(Launch { preload: launch.preload.map(|_| modules), ..launch });
     }
     if program.is_python(model.backend) {
-        return python(program, model, Vec::new());
+        return python(program, model, reading, Vec::new());
     }
     let places = [model.version, model.directory];
     match backends::find(program, (model.name, model.backend), &places)? {
@@ -198,7 +217,7 @@ fn of_backend(program: &Program, model: &Model<'_>) -> Result<Launch, String> {
             Ok(native(program, program.worker.clone(), vec![library]))
         }
         Found::Worker(path) => Ok(native(program, path, Vec::new())),
-        Found::Python(path) => python(program, model, vec![(PYTHON_BACKEND, Some(path.into_os_string()))]),
+        Found::Python(path) => python(program, model, reading, vec![(PYTHON_BACKEND, Some(path.into_os_string()))]),
     }
 }
 
@@ -265,8 +284,8 @@ fn of_packages(library: &Path) -> Vec<PathBuf> {
     folders
 }
 
-fn python(program: &Program, model: &Model<'_>, mut variables: Variables) -> Result<Launch, String> {
-    let named = interpreter::find(program, model)?;
+fn python(program: &Program, model: &Model<'_>, reading: &Reading, mut variables: Variables) -> Result<Launch, String> {
+    let named = interpreter::find(program, model, reading)?;
     let (interpreter, unpacked) = (named.interpreter, named.unpacked);
     if let Some(home) = &interpreter.home {
         variables.extend(activation::variables(home));

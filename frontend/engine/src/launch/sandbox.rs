@@ -8,10 +8,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use pharos::model::SANDBOX;
+use pharos::model::{Isolation, SandboxChoice, SandboxMode, refused_sandbox};
 use pharos::wire::sandbox::{CHECK, ESSENTIAL, Permissions};
+use pharos_os::directories;
 
-use super::settings::{Program, SandboxMode, Sandboxes};
+use super::settings::{Program, Sandboxes};
 use super::{Model, Variables};
 
 /// The parts of the system that interpreters and libraries read: programs, libraries, and the settings of users, time zones,
@@ -72,6 +73,8 @@ const PYTHON: [&str; 5] = ["bin", "include", "lib", "lib64", "share"];
 pub(crate) struct Sandbox {
     /// The worker's executable.
     pub(crate) worker: PathBuf,
+    /// How it was chosen.
+    pub(crate) choice: SandboxChoice,
     permissions: Permissions,
 }
 
@@ -85,9 +88,22 @@ impl Sandbox {
         permissions.arguments(program.as_os_str())
     }
 
-    /// Permits to read further paths.
+    /// Permits to read further paths, which are the operator's: links in them are followed.
     pub(super) fn permit(&mut self, paths: impl IntoIterator<Item = PathBuf>) {
         self.permissions.read.extend(paths);
+    }
+
+    /// Permits to read a path beneath a directory, whose path is absolute and without links. The content of the directory may be a
+    /// model's.
+    pub(super) fn permit_beneath(&mut self, root: &Path, path: &str) {
+        self.permissions.beneath.push((root.to_owned(), path.into()));
+    }
+
+    /// Returns whether a path without links is in what may be read already.
+    pub(super) fn permits(&self, path: &Path) -> bool {
+        let Permissions { read, write, beneath, .. } = &self.permissions;
+        let all = read.iter().chain(write).cloned().chain(beneath.iter().map(|(root, inside)| root.join(inside)));
+        all.filter_map(|permitted| fs::canonicalize(permitted).ok()).any(|permitted| path.starts_with(permitted))
     }
 }
 
@@ -97,21 +113,24 @@ impl Sandbox {
 /// The model's parameter is invalid, or switches off what must not be.
 pub(super) fn of(program: &Program, model: &Model<'_>) -> Result<Option<Sandbox>, String> {
     let Sandboxes { mode, read, write } = &program.sandboxes;
-    let refused = |what: String| Err(format!("model '{}': its parameter '{SANDBOX}' is {what}", model.name));
-    let network = match (model.sandbox, mode) {
-        (None | Some("off"), SandboxMode::Off) | (Some("off"), SandboxMode::Auto) => return Ok(None),
-        (Some("off"), SandboxMode::On) => return refused("'off', which --worker-sandbox=on does not allow".to_owned()),
-        (None | Some("on"), _) => false,
-        (Some("network"), _) => true,
-        (Some(other), _) => return refused(format!("'{}'; allowed are on, off and network", other.escape_debug())),
-    };
+    let choice = model.provenance.sandbox(*mode, model.sandbox);
+    let choice = choice.map_err(|what| refused_sandbox(model.name, &what))?;
+    if choice.isolation == Isolation::None {
+        return Ok(None);
+    }
     let mut permissions = Permissions {
-        required: *mode != SandboxMode::Auto || model.sandbox.is_some(),
-        network,
+        required: choice.required,
+        network: choice.isolation == Isolation::Network,
         ..Permissions::default()
     };
     permissions.read.extend(SYSTEM.iter().map(PathBuf::from));
-    permissions.read.extend([model.directory.to_owned(), model.version.to_owned(), program.worker.clone()]);
+    permissions.read.extend([model.directory.to_owned(), program.worker.clone()]);
+    // In a directory that this server has made, the version is a link of the server. Other links lead to files that are not the model's.
+    if directories::is_in_own(model.directory)
+        && let Ok(version) = fs::canonicalize(model.version)
+    {
+        permissions.beneath.push((version, ".".into()));
+    }
     permissions.read.extend(of_python_in_etc());
     permissions.read.extend(program.onnxruntime.iter().flat_map(|library| of_library(library)));
     for variable in ["PYTHONPATH", super::LIBRARY_PATH] {
@@ -126,7 +145,7 @@ pub(super) fn of(program: &Program, model: &Model<'_>) -> Result<Option<Sandbox>
     permissions.cuda = has_cuda(&gpus);
     permissions.write.extend(DEVICES.iter().map(PathBuf::from).chain(gpus));
     permissions.write.extend(write.iter().cloned());
-    Ok(Some(Sandbox { worker: program.worker.clone(), permissions }))
+    Ok(Some(Sandbox { worker: program.worker.clone(), choice, permissions }))
 }
 
 /// Returns the paths in a variable of this process, which workers inherit.
@@ -161,7 +180,8 @@ fn has_cuda(devices: &[PathBuf]) -> bool {
     devices.iter().any(|device| device.ends_with(CUDA))
 }
 
-/// Returns the files that a Python interpreter reads: its virtual environment, and the installation to which its links lead.
+/// Returns the files that the operator's Python interpreter reads: its virtual environment, and the installation to which its links
+/// lead.
 pub(super) fn of_interpreter(interpreter: &Path) -> Vec<PathBuf> {
     let home = |path: &Path| Some(path.parent()?.parent()?.to_owned());
     let mut paths = Vec::new();
@@ -178,23 +198,37 @@ pub(super) fn of_interpreter(interpreter: &Path) -> Vec<PathBuf> {
     paths
 }
 
+/// Returns the parts of a model's environment that it may read, in a directory whose path has no links.
+pub(super) fn parts_of_environment(home: &Path) -> Vec<&'static str> {
+    if is_environment(home) { vec!["."] } else { PYTHON.to_vec() }
+}
+
 /// Returns whether a directory contains nothing but a virtual or conda environment.
 fn is_environment(home: &Path) -> bool {
     home.join("pyvenv.cfg").is_file() || home.join("conda-meta").is_dir()
 }
 
-/// Returns the protections that this machine lacks, each as a sentence. Blocks while a process checks.
+/// A protection that this machine lacks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Gap {
+    /// There are no sandboxes, for this reason.
+    Essential(String),
+    /// Sandboxes do not restrict something; a sentence.
+    Lesser(String),
+}
+
+/// Returns the protections that this machine lacks, if sandboxes are used. Blocks while a process checks.
 ///
 /// # Errors
 /// A permitted path does not exist, or sandboxes must be used and cannot be made here; the text contains the reason.
-pub fn check(worker: &Path, sandboxes: &Sandboxes) -> Result<Vec<String>, String> {
+pub fn check(worker: &Path, sandboxes: &Sandboxes, are_used: bool) -> Result<Vec<Gap>, String> {
     let Sandboxes { mode, read, write } = sandboxes;
     for (flag, paths) in [("--worker-sandbox-read", read), ("--worker-sandbox-write", write)] {
         if let Some((path, error)) = paths.iter().find_map(|path| Some((path, path.metadata().err()?))) {
             return Err(format!("{flag}: '{}' cannot be permitted: {error}", path.display()));
         }
     }
-    if *mode == SandboxMode::Off {
+    if *mode == SandboxMode::Off || !are_used {
         return Ok(Vec::new());
     }
     let output = Command::new(worker).arg(CHECK).stdin(Stdio::null()).stderr(Stdio::null()).output();
@@ -203,55 +237,53 @@ pub fn check(worker: &Path, sandboxes: &Sandboxes) -> Result<Vec<String>, String
         Ok(output) => format!("{ESSENTIAL}the check failed ({})", output.status),
         Err(error) => format!("{ESSENTIAL}'{}': {error}", worker.display()),
     };
-    match lines.lines().find_map(|line| line.strip_prefix(ESSENTIAL)).filter(|_| *mode == SandboxMode::On) {
+    let gaps: Vec<Gap> = lines.lines().map(gap).collect();
+    let essential = gaps.iter().find_map(|gap| match gap {
+        Gap::Essential(why) => Some(why),
+        Gap::Lesser(_) => None,
+    });
+    match essential.filter(|_| *mode == SandboxMode::On) {
         Some(why) => Err(format!("--worker-sandbox=on: workers cannot be restricted here: {why}")),
-        None => Ok(lines.lines().map(str::to_owned).collect()),
+        None => Ok(gaps),
+    }
+}
+
+fn gap(line: &str) -> Gap {
+    match line.strip_prefix(ESSENTIAL) {
+        Some(why) => Gap::Essential(why.to_owned()),
+        None => Gap::Lesser(line.to_owned()),
     }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use pharos::model::Provenance;
+
     use super::super::limits::Parameters;
     use super::*;
 
     fn sandbox(mode: SandboxMode, parameter: Option<&str>) -> Result<Option<Sandbox>, String> {
         let sandboxes = Sandboxes { mode, read: vec!["/data".into()], write: vec!["/cache".into()] };
         let program = Program { worker: "/opt/pharos-worker".into(), sandboxes, ..Program::default() };
-        let (directory, version) = (Path::new("/models/m"), Path::new("/models/m/1"));
-        let limits = Parameters::default();
-        of(
-            &program,
-            &Model { name: "m", backend: "python", environment: None, sandbox: parameter, limits, directory, version },
-        )
+        let model = Model {
+            name: "m",
+            backend: "python",
+            environment: None,
+            sandbox: parameter,
+            provenance: Provenance::default(),
+            limits: Parameters::default(),
+            directory: Path::new("/models/m"),
+            version: Path::new("/models/m/1"),
+        };
+        of(&program, &model)
     }
 
     #[test]
-    fn the_flag_and_the_model_select_the_sandbox() {
-        use SandboxMode::{Auto, Off, On};
-        let form = |mode, parameter| match sandbox(mode, parameter) {
-            Ok(None) => "none",
-            Ok(Some(Sandbox { permissions: Permissions { required, network, .. }, .. })) => match (required, network) {
-                (true, true) => "required, network",
-                (true, false) => "required",
-                (false, true) => "possible, network",
-                (false, false) => "possible",
-            },
-            Err(_) => "error",
-        };
-        for (parameter, expected) in [
-            (None, ["none", "possible", "required"]),
-            (Some("off"), ["none", "none", "error"]),
-            (Some("on"), ["required"; 3]),
-            (Some("network"), ["required, network"; 3]),
-            (Some("ON"), ["error", "error", "error"]),
-        ] {
-            assert_eq!([Off, Auto, On].map(|mode| form(mode, parameter)), expected, "{parameter:?}");
-        }
-        let error = sandbox(On, Some("off")).unwrap_err();
+    fn a_refused_parameter_is_named_with_its_model() {
+        assert_eq!(sandbox(SandboxMode::Uploads, None), Ok(None));
+        let error = sandbox(SandboxMode::On, Some("off")).unwrap_err();
         assert_eq!(error, "model 'm': its parameter 'sandbox' is 'off', which --worker-sandbox=on does not allow");
-        let error = sandbox(Auto, Some("no")).unwrap_err();
-        assert_eq!(error, "model 'm': its parameter 'sandbox' is 'no'; allowed are on, off and network");
     }
 
     #[test]
@@ -259,7 +291,7 @@ mod tests {
         let sandbox = sandbox(SandboxMode::On, None).unwrap().unwrap();
         let Permissions { read, write, .. } = &sandbox.permissions;
         let has = |paths: &[PathBuf], path: &str| paths.iter().any(|known| known == Path::new(path));
-        assert!(["/usr", "/models/m", "/models/m/1", "/opt/pharos-worker", "/data"].iter().all(|path| has(read, path)));
+        assert!(["/usr", "/models/m", "/opt/pharos-worker", "/data"].iter().all(|path| has(read, path)));
         assert!(has(write, "/dev/null") && has(write, "/cache"));
         let everything = |path: &&str| has(read, path) || has(write, path);
         assert_eq!(

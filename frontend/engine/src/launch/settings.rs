@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use pharos::model::SandboxMode;
 use pharos_os::control_groups::{ControlGroups, Limits};
 use pharos_os::worker_user::WorkerUser;
 
@@ -64,18 +65,6 @@ impl Program {
         let own = || std::env::temp_dir().join(format!("pharos-{}", rustix::process::geteuid().as_raw()));
         cache.map_or_else(own, |cache| cache.join("pharos")).join("environments")
     }
-}
-
-/// When the programs that run models are in a sandbox (`--worker-sandbox`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum SandboxMode {
-    /// Only for models whose configuration asks for it.
-    #[default]
-    Off,
-    /// As far as the kernel supports it, except for models whose configuration switches it off.
-    Auto,
-    /// Always. Models do not run without it.
-    On,
 }
 
 /// The limits of a server's workers.

@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
+use pharos::model::{Provenance, SandboxMode};
 use tempfile::TempDir;
 
 use super::*;
@@ -44,7 +45,7 @@ impl Fixture {
     }
 
     fn choose(&self, backend: &str, environment: Option<&str>) -> Result<Launch, String> {
-        self.with_model(backend, environment, |model| choose(&self.program, model))
+        self.with_model(backend, environment, |model| choose(&self.program, model, &Reading::default()))
     }
 
     /// Calls a function with a model of this backend and environment.
@@ -55,6 +56,7 @@ impl Fixture {
             backend,
             environment,
             sandbox: None,
+            provenance: Provenance::default(),
             limits: Parameters::default(),
             directory: &directory,
             version: &version,
@@ -217,7 +219,7 @@ fn interpreters_that_cannot_run_are_refused() {
     assert!(
         error.starts_with(
             "model 'm': the environment '/m/wrong.tar.gz' cannot be used: it cannot be unpacked into \
-             '/environments/pharos-environments': "
+             '/environments/pharos-environments': it is neither a tar file nor one that is compressed with gzip"
         ),
         "{error}"
     );

@@ -1,13 +1,13 @@
 //! Unpacks tar archives of Python environments. No entry can leave the target directory, use much memory, or prevent that the next
 //! ones are unpacked.
 
-use std::fs::{self, DirBuilder, File, Permissions};
-use std::io::{self, BufRead, BufReader, Read};
+use std::fs::{self, DirBuilder, Permissions};
+use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Component, Path};
 
 use flate2::bufread::MultiGzDecoder;
-use pharos_os::tar_attributes::AttributeLimit;
+use pharos_os::tar_attributes::{AttributeLimit, without_content};
 use tar::{Archive, EntryType};
 
 /// The size limits of an environment; PyTorch with CUDA has about 8 GB.
@@ -30,7 +30,11 @@ impl Default for Limits {
 }
 
 /// Unpacks a tar file, compressed with gzip or not, into a new directory.
-pub(crate) fn unpack(file: &File, target: &Path, limits: &Limits) -> io::Result<()> {
+///
+/// # Errors
+/// The file is no such archive, or the directory cannot be written. The text has names of entries, but nothing of a file that is no
+/// archive: it can be any that this process may read.
+pub(crate) fn unpack(file: impl Read, target: &Path, limits: &Limits) -> io::Result<()> {
     DirBuilder::new().mode(0o700).create(target)?;
     let mut reader = BufReader::with_capacity(1 << 18, file);
     if reader.fill_buf()?.starts_with(&[0x1f, 0x8b]) {
@@ -40,13 +44,24 @@ pub(crate) fn unpack(file: &File, target: &Path, limits: &Limits) -> io::Result<
     }
 }
 
-fn unpack_tar(reader: impl Read, target: &Path, limits: &Limits) -> io::Result<()> {
+/// The position of the magic of a tar file in its first block, and the size of a block (POSIX `ustar`, and GNU tar).
+const MAGIC_AT: usize = 257;
+const MAGIC: &[u8] = b"ustar";
+const BLOCK: u64 = 512;
+
+fn unpack_tar(mut reader: impl Read, target: &Path, limits: &Limits) -> io::Result<()> {
+    let mut start = Vec::new();
+    reader.by_ref().take(BLOCK).read_to_end(&mut start).map_err(without_content)?;
+    let is_end = start.iter().all(|byte| *byte == 0);
+    if start.get(MAGIC_AT..).is_none_or(|magic| !magic.starts_with(MAGIC)) && !is_end {
+        return Err(io::Error::other("it is neither a tar file nor one that is compressed with gzip"));
+    }
     let attributes = AttributeLimit::default();
-    let mut archive = Archive::new(attributes.reader(reader));
+    let mut archive = Archive::new(attributes.reader(Cursor::new(start).chain(reader)));
     archive.set_preserve_mtime(true);
     let (mut bytes, mut files) = (0u64, 0u64);
     for entry in archive.entries()? {
-        let mut entry = entry?;
+        let mut entry = entry.map_err(without_content)?;
         attributes.allow(entry.raw_file_position(), entry.size());
         let (name, kind) = (entry.path()?.into_owned(), entry.header().entry_type());
         let refuse = |why: &str| Err(io::Error::other(format!("'{}' {why}", name.display())));

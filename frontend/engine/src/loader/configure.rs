@@ -1,29 +1,50 @@
 //! Chooses the program of a version's worker, and lets the model's code complete its configuration. Both may take long, so they
 //! run while the version is loaded.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use pharos::model::{CodeLocation, ModelConfig};
 use pharos::supervisor::{self, Backoff, RestartPolicy};
-use pharos_os::blocking;
+use pharos_os::{blocking, clock};
 
 use super::Loader;
 use super::prepare::{CodeCompletion, Configuration, Prepared, Version};
-use crate::launch::{self, Launch};
+use crate::launch::{self, Launch, Reading};
 use crate::process;
+
+/// The time limit of reading a part of a file. A load that waits holds one of the places for loads.
+const READ_LIMIT: Duration = Duration::from_secs(30);
 
 impl Loader {
     /// Returns the program for a version; may unpack an environment.
     ///
     /// # Errors
-    /// The program is missing or cannot be used.
+    /// The program is missing or cannot be used, or the file system of its environment does not answer.
     pub(super) async fn launch(&self, prepared: &Prepared, version: &Version) -> Result<Launch, String> {
-        let (program, prepared, version) = (self.settings.program.clone(), prepared.clone(), version.clone());
+        let (program, name) = (self.settings.program.clone(), prepared.name.clone());
+        let (prepared, version, reading) = (prepared.clone(), version.clone(), Arc::new(Reading::default()));
+        let watched = reading.clone();
         let choose = move || {
             let directories = (prepared.model_files.path(), version.directory.as_path());
-            launch::choose(&program, &prepared.configuration.launched(&prepared.name, directories))
+            let model = prepared.configuration.launched(&prepared.name, directories, prepared.provenance);
+            launch::choose(&program, &model, &watched)
         };
-        blocking::run(choose).await.unwrap_or_else(|error| Err(error.to_string()))
+        let mut choosing = blocking::run(choose);
+        loop {
+            let call = reading.call();
+            match clock::timeout(READ_LIMIT, &mut choosing).await {
+                Some(chosen) => return chosen.unwrap_or_else(|error| Err(error.to_string())),
+                // Its thread ends when the file system answers.
+                None if call.is_some() && call == reading.call() => {
+                    let seconds = READ_LIMIT.as_secs();
+                    return Err(format!(
+                        "model '{name}': its environment cannot be read: no answer within {seconds} s"
+                    ));
+                }
+                None => {}
+            }
+        }
     }
 
     /// Returns the configuration of a version.

@@ -23,6 +23,7 @@ use super::change::OnLoadFailure;
 use super::prepare::{PrepareError, Prepared};
 use super::unloading::leave_ensembles;
 use super::{Loader, Mode};
+use crate::calls::Caller;
 use crate::serving::{RetireReason, Snapshot};
 use crate::store::Overrides;
 
@@ -42,6 +43,8 @@ pub(super) struct LoadRequest {
     pub(super) after_request: bool,
     /// Whether to reload it even if it has not changed.
     pub(super) reload: bool,
+    /// The model of the worker that loads it with a configuration or files.
+    pub(super) owner: Option<String>,
     pub(super) failing: OnLoadFailure,
 }
 
@@ -64,10 +67,21 @@ impl Loader {
         overrides: Option<Override>,
         scope: LoadScope,
     ) -> Loaded {
+        self.load(name, overrides, scope, None).await
+    }
+
+    /// Loads a model for a client, or for a worker.
+    pub(super) async fn load(
+        self: &Arc<Self>,
+        name: &str,
+        overrides: Option<Override>,
+        scope: LoadScope,
+        caller: Option<Arc<Caller>>,
+    ) -> Loaded {
         self.by_request()?;
         self.check_name(name)?;
         let (loader, name) = (self.clone(), name.to_owned());
-        let load = async move { loader.load_named(&name, overrides, scope).await };
+        let load = async move { loader.load_named(&name, overrides, scope, caller.as_deref()).await };
         self.result(self.runtime.spawn(load)).await?
     }
 
@@ -107,13 +121,27 @@ impl Loader {
         Err(InferError::new(ErrorCode::Unavailable, Reason::Unsupported, text))
     }
 
-    async fn load_named(self: &Arc<Self>, name: &str, overrides: Option<Override>, scope: LoadScope) -> Loaded {
+    async fn load_named(
+        self: &Arc<Self>,
+        name: &str,
+        overrides: Option<Override>,
+        scope: LoadScope,
+        caller: Option<&Caller>,
+    ) -> Loaded {
         let all = self.to_load(name, overrides.is_some()).await?;
+        match caller {
+            Some(caller) => {
+                for name in &all {
+                    self.claim(caller, name, overrides.is_some()).await?;
+                }
+            }
+            None => self.models.change(|table| all.iter().for_each(|name| drop(table.owners.remove(name)))),
+        }
         let overrides = match overrides {
             Some(overrides) => {
-                let loader = self.clone();
-                let written =
-                    blocking::run(move || Overrides::new(overrides, scope, &loader.override_directories)).await;
+                let (loader, loaded_by) = (self.clone(), caller.map(|caller| caller.sandbox));
+                let write = move || Overrides::new(overrides, scope, loaded_by, &loader.override_directories);
+                let written = blocking::run(write).await;
                 let written = written.unwrap_or_else(|error| Err(io::Error::other(error)));
                 Some(Arc::new(written.map_err(|error| not_polled(name, &error.to_string()))?))
             }
@@ -122,8 +150,13 @@ impl Loader {
         // Overrides of an earlier load apply as long as the model is loaded.
         let wanted: Vec<LoadRequest> = {
             let table = self.models.snapshot();
+            let owner = caller.map(|caller| caller.model.clone());
             let wanted = |name: &String| match &overrides {
-                Some(overrides) => LoadRequest { overriding: true, ..LoadRequest::new(name, Some(overrides.clone())) },
+                Some(overrides) => LoadRequest {
+                    overriding: true,
+                    owner: owner.clone(),
+                    ..LoadRequest::new(name, Some(overrides.clone()))
+                },
                 None => LoadRequest::new(name, table.overrides.get(name).cloned()),
             };
             all.iter().map(wanted).collect()
@@ -336,6 +369,11 @@ impl Loader {
             if !wanted.overriding && has_other_overrides(&self.models.snapshot(), wanted) {
                 return Ok(());
             }
+            if let Some(owner) = &wanted.owner
+                && self.models.snapshot().owners.get(name) != Some(owner)
+            {
+                return Err(load_failed(name, "another client has loaded it meanwhile\n"));
+            }
             // An ensemble must be reloaded after a member was.
             let running = self.models.snapshot().serving.get(name).cloned().unwrap_or_default();
             let (reload, failing) = match running.values().any(|serving| self.models.has_other_members(serving)) {
@@ -413,6 +451,7 @@ impl Loader {
                 table.named.remove(name);
                 table.demanded.remove(name);
                 table.overrides.remove(name);
+                table.owners.remove(name);
             });
             let _held = lock.held().await;
             let is_removed = self.list_blocking().await.is_ok_and(|names| !names.contains_key(name));
@@ -448,6 +487,7 @@ impl Loader {
                 return;
             }
             table.demanded.remove(model);
+            table.owners.remove(model);
             table.end_sequences(model);
             let serving = table.serving.remove(model).unwrap_or_default();
             table.states.withdraw(model);

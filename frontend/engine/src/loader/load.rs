@@ -22,6 +22,7 @@ use super::memory_budget::Loaded;
 use super::memory_sizes::ToLoad;
 use super::prepare::{Prepared, Version};
 use crate::cache::{ModelCache, ResponseCache};
+use crate::calls::Caller;
 use crate::launch::Launch;
 use crate::launch::limits::Limited;
 use crate::model_memory::MemoryShare;
@@ -180,7 +181,8 @@ impl Loader {
             DriverSettings { config: config.clone(), series: series.clone(), scheduling, limits, cache: responses };
         let driver = Driver::new(settings, self.timer.clone());
         let threads = self.threads(&placements, &launch);
-        let plan = self.plan((directory.clone(), launch), &config, threads, warmups);
+        let caller = caller(prepared, &launch);
+        let plan = Plan { caller, ..self.plan((directory.clone(), launch), &config, threads, warmups) };
         let to_load = ToLoad { name: &prepared.name, version: model.version, directory, config: Some(&config) };
         let memory = EndsIfDropped(self.room_for(&to_load).await?.map(Arc::new));
         let (_memory, _files) = (memory.0.clone(), prepared.model_files.clone());
@@ -260,7 +262,9 @@ impl Loader {
             let placements = placements(config, number)?;
             let warmups = warmups(config, &serving.directory).await?;
             let threads = self.threads(&placements, &launch);
-            let plan = self.plan((serving.directory.clone(), launch), config, threads, warmups);
+            let caller = caller(prepared, &launch);
+            let directory = serving.directory.clone();
+            let plan = Plan { caller, ..self.plan((directory, launch), config, threads, warmups) };
             let size = self.size_with(serving, config);
             let room = EndsIfDropped(self.room_for_more(serving, &size).await?.map(Arc::new));
             let (_files, loaded_files) = (serving.files.clone(), serving.loaded_files.clone());
@@ -333,6 +337,7 @@ impl Loader {
             workers: self.workers.clone(),
             cache: self.cache().clone(),
             models: this,
+            caller: Arc::default(),
             warmups,
             metrics: self.metrics.subscribe(),
             devices: self.settings.devices.clone(),
@@ -367,6 +372,12 @@ impl Loader {
         let used = self.settings.devices.numbers().filter_map(|number| Some((number, memory.of(number, &pids)?)));
         used.filter(|(_, bytes)| *bytes > 0).collect()
     }
+}
+
+/// Returns a model as the caller of others.
+fn caller(prepared: &Prepared, launch: &Launch) -> Arc<Caller> {
+    let sandbox = launch.sandbox.as_ref().map(|sandbox| sandbox.choice).unwrap_or_default();
+    Arc::new(Caller { model: prepared.name.clone(), origin: prepared.provenance.origin, sandbox })
 }
 
 /// Returns the placements of a version's instances.

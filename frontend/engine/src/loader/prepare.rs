@@ -10,7 +10,8 @@ use memmap2::Mmap;
 use pharos::ensemble::Plan as EnsemblePlan;
 use pharos::error::InferError;
 use pharos::model::{
-    Completion, ConfigError, Draft, ModelConfig, ModelSignature, SANDBOX, VersionPolicy, may_auto_complete, onnx,
+    CodeOrigin, Completion, ConfigError, Draft, ModelConfig, ModelSignature, Provenance, SANDBOX, VersionPolicy,
+    may_auto_complete, onnx,
 };
 use pharos::repository::{self, Stamp, VersionFingerprint};
 
@@ -30,6 +31,8 @@ pub(super) struct Prepared {
     /// The server's name for it: its name, prefixed with the repository if namespaces are on.
     pub(super) name: String,
     pub(super) configuration: Configuration,
+    /// Who has brought it and its code.
+    pub(super) provenance: Provenance,
     /// The plan, if it is an ensemble.
     pub(super) plan: Option<EnsemblePlan>,
     /// The versions to run.
@@ -129,12 +132,14 @@ impl Configuration {
         &'a self,
         name: &'a str,
         (directory, version): (&'a Path, &'a Path),
+        provenance: Provenance,
     ) -> launch::Model<'a> {
         launch::Model {
             name,
             backend: self.backend(),
             environment: self.parameter(launch::ENVIRONMENT),
             sandbox: self.parameter(SANDBOX),
+            provenance,
             limits: launch::limits::Parameters::of(|name| self.parameter(name)),
             directory,
             version,
@@ -249,6 +254,7 @@ fn prepare(
     if overrides.is_none() && stores.name_model(model) {
         draft.rename(stores.without_namespace(model));
     }
+    let provenance = provenance(settings, stores.without_namespace(model), &model_files, overrides, &draft, &contents);
     let sums = draft.checksums().map_err(|error| unreadable(error.to_string()))?;
     checksums::verify(model_files.path(), &sums).map_err(unreadable)?;
     let configuration =
@@ -276,10 +282,32 @@ fn prepare(
     let versions = contents.versions.into_iter().filter(|(version, _)| wanted.contains(version)).collect();
     // The fingerprint includes the members, because other members of the same name make another ensemble.
     let members = Stamp::of(&plan.as_ref().map(EnsemblePlan::members));
-    let files = Files { settings, model, directory: model_files.path(), members };
+    let files = Files { settings, model, directory: model_files.path(), members, provenance };
     let versions = versions_made(&configuration, &files, versions).map_err(|error| unreadable(error.to_string()))?;
     let missing = missing(&policy, &present);
-    Ok(Prepared { name: model.to_owned(), configuration, plan, versions, missing, model_files })
+    Ok(Prepared { name: model.to_owned(), configuration, provenance, plan, versions, missing, model_files })
+}
+
+/// Returns who has brought a model and its code: the place that decides what counts as code by request. `model` is its name without a
+/// namespace.
+fn provenance(
+    settings: &Settings,
+    model: &str,
+    files: &ModelFiles,
+    overrides: Option<&Overrides>,
+    draft: &Draft,
+    contents: &Contents,
+) -> Provenance {
+    let completion = Completion { directory: model, files: &contents.files, ..Completion::default() };
+    let of_repository =
+        || contents.config.as_deref().and_then(|text| Draft::from_text(text, "").ok()).unwrap_or_else(Draft::empty);
+    let brings_code = overrides.is_some() && !draft.code_beyond(&of_repository(), &completion).is_empty();
+    let origin = if files.origin() == CodeOrigin::Request || brings_code {
+        CodeOrigin::Request
+    } else {
+        settings.model_policy.origin(&|name| draft.parameter(name))
+    };
+    Provenance { origin, loaded_by: overrides.and_then(|overrides| overrides.loaded_by) }
 }
 
 /// Describes versions of which the policy selects none.
@@ -360,6 +388,7 @@ struct Files<'a> {
     directory: &'a Path,
     /// The fingerprint of an ensemble's members.
     members: Stamp,
+    provenance: Provenance,
 }
 
 /// Returns the versions with their fingerprints.
@@ -371,7 +400,7 @@ fn versions_made(
     let shared = scan::shared_stamp(files.directory)?;
     let parts = configuration.encode_parts();
     let version = |(number, directory): (u64, PathBuf)| {
-        let launched = configuration.launched(files.model, (files.directory, &directory));
+        let launched = configuration.launched(files.model, (files.directory, &directory), files.provenance);
         let outside = launch::outside(&files.settings.program, &launched);
         let own = VersionFiles { model: files.directory.to_owned(), version: directory, outside };
         let stamp = Stamp::of(&(files.members, own.stamp_with(shared)?));

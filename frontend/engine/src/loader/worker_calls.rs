@@ -13,7 +13,7 @@ use pharos::wire::Verb;
 
 use super::Loader;
 use super::on_demand::wait_limit;
-use crate::calls::{Answers, BoxFuture, Models, decoupled, not_ready, refused};
+use crate::calls::{Answers, BoxFuture, Caller, Models, decoupled, not_ready, refused};
 use crate::scheduler::{Answer, Streamed};
 use crate::serving::{Refusal, Responses, Serving};
 
@@ -51,7 +51,7 @@ impl Models for Loader {
         )))))
     }
 
-    fn manage(self: Arc<Self>, model: String, verb: Verb) -> BoxFuture<Result<bool, InferError>> {
+    fn manage(self: Arc<Self>, caller: Arc<Caller>, model: String, verb: Verb) -> BoxFuture<Result<bool, InferError>> {
         Box::pin(async move {
             match verb {
                 Verb::IsReady(version) => {
@@ -61,14 +61,14 @@ impl Models for Loader {
                     }
                     Ok(self.models.check_ready(&model, &version).await)
                 }
-                Verb::Unload(dependents) => self.unload_model(&model, dependents).await.map(|()| true),
+                Verb::Unload(dependents) => self.unload_for(&caller, &model, dependents).await.map(|()| true),
                 Verb::Load(files) => {
                     let overrides = Override::new(files.into_iter().map(|(name, bytes)| (name, Bytes::from(bytes))));
                     let overrides = overrides.map_err(|reason| {
                         let text = format!("failed to load '{model}', failed to poll from model repository: {reason}");
                         InferError::new(ErrorCode::Internal, Reason::Malformed, text)
                     })?;
-                    self.load_model(&model, overrides, LoadScope::Code).await.map(|()| true)
+                    self.load_for(caller, &model, overrides).await.map(|()| true)
                 }
             }
         })

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use pharos::model::CodeOrigin;
 use pharos_os::clock;
 use pharos_os::directories::{Kind, Temporary};
 use pharos_os::removal::remove_tree;
@@ -26,21 +27,34 @@ pub(crate) struct ModelFiles {
     removed: Option<PathBuf>,
     /// Dropped after the removal.
     _owner: Option<Arc<dyn FilesOwner>>,
+    /// Who has chosen them.
+    origin: CodeOrigin,
 }
 
 impl ModelFiles {
     /// Creates files in a directory that is kept on drop.
     pub(crate) fn permanent(path: PathBuf) -> Self {
-        Self { path, removed: None, _owner: None }
+        Self { path, removed: None, _owner: None, origin: CodeOrigin::Operator }
     }
 
     /// Creates files in a directory whose parent `above` is removed on drop; `owner` is held until then.
     pub(crate) fn temporary(path: PathBuf, above: PathBuf, owner: Arc<dyn FilesOwner>) -> Self {
-        Self { path, removed: Some(above), _owner: Some(owner) }
+        Self { path, removed: Some(above), _owner: Some(owner), origin: CodeOrigin::Operator }
+    }
+
+    /// Returns the same files, which a request has brought or chosen.
+    pub(crate) fn by_request(self) -> Self {
+        let mut files = self;
+        files.origin = CodeOrigin::Request;
+        files
     }
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    pub(crate) fn origin(&self) -> CodeOrigin {
+        self.origin
     }
 }
 

@@ -7,6 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use pharos::model::SandboxChoice;
 use pharos::repository::{LoadScope, Override};
 
 use super::files::{ModelFiles, TemporaryDirectories};
@@ -20,6 +21,8 @@ pub(crate) struct Overrides {
     pub(crate) scope: LoadScope,
     /// The model's files, if the client sent any.
     pub(crate) files: Option<Arc<ModelFiles>>,
+    /// The sandbox of the model that has sent them; `None` if a client has.
+    pub(crate) loaded_by: Option<SandboxChoice>,
 }
 
 impl Overrides {
@@ -27,19 +30,24 @@ impl Overrides {
     ///
     /// # Errors
     /// They cannot be written.
-    pub(crate) fn new(sent: Override, scope: LoadScope, directories: &TemporaryDirectories) -> io::Result<Self> {
+    pub(crate) fn new(
+        sent: Override,
+        scope: LoadScope,
+        loaded_by: Option<SandboxChoice>,
+        directories: &TemporaryDirectories,
+    ) -> io::Result<Self> {
         let Override { config, files } = sent;
         if files.is_empty() {
-            return Ok(Self { config, scope, files: None });
+            return Ok(Self { config, scope, files: None, loaded_by });
         }
         let (path, above) = directories.next()?;
-        let local = ModelFiles::temporary(path.clone(), path, above);
+        let local = ModelFiles::temporary(path.clone(), path, above).by_request();
         for (path, bytes) in files {
             let full = local.path().join(&path);
             write(local.path(), &full, &bytes)
                 .map_err(|error| io::Error::new(error.kind(), format!("cannot write '{}': {error}", path.display())))?;
         }
-        Ok(Self { config, scope, files: Some(Arc::new(local)) })
+        Ok(Self { config, scope, files: Some(Arc::new(local)), loaded_by })
     }
 }
 
@@ -64,7 +72,7 @@ mod tests {
     fn given(files: &[(&str, &'static str)], directories: &TemporaryDirectories) -> io::Result<Overrides> {
         let files = files.iter().map(|(path, text)| (PathBuf::from(path), Bytes::from_static(text.as_bytes())));
         let sent = Override { config: "{}".to_owned(), files: files.collect() };
-        Overrides::new(sent, LoadScope::Code, directories)
+        Overrides::new(sent, LoadScope::Code, None, directories)
     }
 
     #[test]

@@ -64,7 +64,7 @@ impl Store for Registered {
 
     fn local(&self, model: &str) -> io::Result<Option<ModelFiles>> {
         let path = self.all().get(model).cloned();
-        Ok(path.filter(|path| path.is_dir()).map(ModelFiles::permanent))
+        Ok(path.filter(|path| path.is_dir()).map(|path| ModelFiles::permanent(path).by_request()))
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use pharos::repository::{Stamp, parse_version_directory};
@@ -85,7 +85,10 @@ fn read_at_most(path: &Path, most: u64) -> io::Result<Vec<u8>> {
         return refuse("it is not a regular file".to_owned());
     }
     let mut bytes = Vec::new();
-    fs::File::open(path)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    // Some regular files of `/proc` are read like pipes.
+    let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    let file = fs::OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most {
         return refuse(format!("it has more than {most} bytes"));
     }

@@ -8,7 +8,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
+use pharos::model::CodeOrigin;
+use rustix::fs::{CWD, FlockOperation, RenameFlags, XattrFlags, flock, fsetxattr, getxattr, renameat_with};
 use rustix::io::Errno;
 
 use crate::Refused;
@@ -69,14 +70,15 @@ pub(super) struct Part {
     path: PathBuf,
     target: PathBuf,
     file: File,
+    origin: CodeOrigin,
 }
 
 impl Part {
     /// Creates an incomplete file in the store.
     ///
     /// # Errors
-    /// The file cannot be created.
-    pub(super) fn new(store: &Path, name: &str) -> io::Result<Self> {
+    /// The file cannot be created, or not be marked as one that came by request.
+    pub(super) fn new(store: &Path, name: &str, origin: CodeOrigin) -> io::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         remove_incomplete(store);
         let (begin, end) = PART;
@@ -89,7 +91,10 @@ impl Part {
             let locked = flock(&file, FlockOperation::NonBlockingLockExclusive);
             // Before that, one may have taken it for the file of a killed server.
             if locked != Err(Errno::WOULDBLOCK) && fs::symlink_metadata(&path).is_ok() {
-                return Ok(Self { path, target: store.join(name), file });
+                let part = Self { path, target: store.join(name), file, origin };
+                // Before the download.
+                part.mark()?;
+                return Ok(part);
             }
             let _ = fs::remove_file(&path);
         }
@@ -105,6 +110,7 @@ impl Part {
     /// # Errors
     /// A file of this name exists, or writing to the disk or renaming fails.
     pub(super) fn finish(self) -> io::Result<StoredFile> {
+        self.mark()?;
         // A file with its final name is used after a power failure too.
         self.file.sync_all()?;
         let identity = identity(&self.file.metadata()?);
@@ -115,6 +121,31 @@ impl Part {
         }
         Ok(StoredFile { path: self.target.clone(), identity })
     }
+
+    /// Marks a file that came by request, with its current content.
+    fn mark(&self) -> io::Result<()> {
+        if self.origin == CodeOrigin::Request {
+            fsetxattr(&self.file, MARK, content(&self.file.metadata()?).as_bytes(), XattrFlags::empty())?;
+        }
+        Ok(())
+    }
+}
+
+/// The extended attribute of a file in the model store that came by request.
+const MARK: &str = "user.pharos.by_request";
+
+/// Returns what changes when a file is written.
+fn content(found: &fs::Metadata) -> String {
+    format!("{} {} {}", found.size(), found.mtime(), found.mtime_nsec())
+}
+
+/// Returns whether a file of the model store came by request, and not from the operator: also after a restart, and if the file is
+/// registered by its name. One that was written since is the operator's.
+pub(super) fn came_by_request(path: &Path) -> bool {
+    let mut value = [0; 128];
+    let Ok(length) = getxattr(path, MARK, &mut value) else { return false };
+    let marked = value.get(..length).unwrap_or_default();
+    fs::metadata(path).is_ok_and(|found| content(&found).as_bytes() == marked)
 }
 
 impl Drop for Part {
@@ -141,9 +172,24 @@ fn remove_incomplete(store: &Path) {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::io::Write;
     use std::thread;
 
     use super::*;
+
+    #[test]
+    fn files_that_came_by_request_are_recognized_until_they_are_written_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = |name: &str, origin| {
+            let mut part = Part::new(folder.path(), name, origin).unwrap();
+            part.file().write_all(b"content").unwrap();
+            part.finish().unwrap().path().to_owned()
+        };
+        let sent = kept("sent.mar", CodeOrigin::Request);
+        assert!(came_by_request(&sent) && !came_by_request(&kept("own.mar", CodeOrigin::Operator)));
+        fs::write(&sent, "other content").unwrap();
+        assert!(!came_by_request(&sent));
+    }
 
     #[test]
     fn concurrent_downloads_do_not_remove_the_files_of_each_other() {
@@ -152,7 +198,7 @@ mod tests {
         fs::write(&killed, "half").unwrap();
         let keep = |thread: usize| {
             for number in 0..200 {
-                let part = Part::new(folder.path(), &format!("{thread}-{number}.mar")).unwrap();
+                let part = Part::new(folder.path(), &format!("{thread}-{number}.mar"), CodeOrigin::Operator).unwrap();
                 let kept = part.finish().unwrap();
                 assert!(kept.path().is_file());
                 kept.remove();

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Component, Path};
 use std::sync::Arc;
 
+use pharos::model::CodeOrigin;
 use serde_json::{Value, json};
 
 use super::{Archive, Unpacked};
@@ -58,6 +59,7 @@ pub(super) fn read(url: &str, files: Unpacked, named: bool) -> Result<Archive, R
         stored: None,
         kept: None,
         yaml,
+        origin: CodeOrigin::Operator,
     })
 }
 

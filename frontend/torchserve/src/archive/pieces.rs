@@ -1,6 +1,6 @@
 //! Writes entries of an archive: only files and directories, only inside the target, each once, within limits.
 
-use std::fs::{DirBuilder, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
@@ -21,8 +21,8 @@ const MAX_PIECES: u64 = 100_000;
 
 impl Limits {
     /// Returns the limits for an archive file. Deflate shrinks zeros up to a thousandfold, but weights and code only a few times.
-    pub(super) fn of(file: &Path) -> Self {
-        let size = std::fs::metadata(file).map_or(0, |metadata| metadata.len());
+    pub(super) fn of(file: &File) -> Self {
+        let size = file.metadata().map_or(0, |metadata| metadata.len());
         Self { bytes: size.saturating_mul(GROWTH).max(MINIMUM), pieces: MAX_PIECES }
     }
 }

@@ -221,7 +221,7 @@ fn enforces_limits_whatever_sizes_are_declared() {
         let target = fixture.folder.path().join("target");
         let _ = fs::remove_dir_all(&target);
         fs::create_dir(&target).unwrap();
-        unpack::unpack(path, &target, &unpack::Limits { bytes, pieces })
+        unpack::unpack(&File::open(path).unwrap(), path, &target, &unpack::Limits { bytes, pieces })
     };
     assert_eq!(unpack(&path, 64 << 20, 1), Ok(()));
     let error = unpack(&path, (64 << 20) - 1, 1).unwrap_err();

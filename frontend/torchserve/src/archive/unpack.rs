@@ -6,23 +6,23 @@ use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
 use flate2::bufread::MultiGzDecoder;
-use pharos_os::tar_attributes::AttributeLimit;
+use pharos_os::tar_attributes::{AttributeLimit, without_content};
 use tar::EntryType;
 use zip::ZipArchive;
 
 pub(crate) use super::pieces::Limits;
 use super::pieces::Pieces;
 
-/// Unpacks the archive in `file`.
+/// Unpacks the archive in `file`, whose path is for messages.
 ///
 /// # Errors
 /// The archive is truncated or invalid, or has an entry that is not allowed; the text names the entry.
-pub(crate) fn unpack(file: &Path, target: &Path, limits: &Limits) -> Result<(), String> {
+pub(crate) fn unpack(file: &File, path: &Path, target: &Path, limits: &Limits) -> Result<(), String> {
     let unreadable = |error: std::io::Error| format!("cannot read the archive: {error}");
-    if !std::fs::metadata(file).map_err(unreadable)?.is_file() {
-        return Err(format!("'{}' is neither a regular file nor a directory", file.display()));
+    if !file.metadata().map_err(unreadable)?.is_file() {
+        return Err(format!("'{}' is neither a regular file nor a directory", path.display()));
     }
-    let mut reader = BufReader::with_capacity(1 << 18, File::open(file).map_err(unreadable)?);
+    let mut reader = BufReader::with_capacity(1 << 18, file);
     let mut start = Vec::new();
     reader.by_ref().take(262).read_to_end(&mut start).map_err(unreadable)?;
     reader.seek(SeekFrom::Start(0)).map_err(unreadable)?;
@@ -32,7 +32,7 @@ pub(crate) fn unpack(file: &Path, target: &Path, limits: &Limits) -> Result<(), 
         [0x1f, 0x8b, ..] => untar(MultiGzDecoder::new(reader), &mut pieces)?,
         _ if start.get(257..262) == Some(b"ustar") => untar(reader, &mut pieces)?,
         _ => {
-            let shown = file.display();
+            let shown = path.display();
             tracing::warn!(
                 "'{shown}' is neither a zip file (.mar) nor a .tar.gz; using it as an archive without files"
             );
@@ -42,7 +42,7 @@ pub(crate) fn unpack(file: &Path, target: &Path, limits: &Limits) -> Result<(), 
     if pieces.count() == 0 { Err("the archive is empty".to_owned()) } else { Ok(()) }
 }
 
-fn unzip(reader: BufReader<File>, pieces: &mut Pieces<'_>) -> Result<(), String> {
+fn unzip(reader: BufReader<&File>, pieces: &mut Pieces<'_>) -> Result<(), String> {
     let broken = |error: zip::result::ZipError| format!("broken zip file: {error}");
     let mut archive = ZipArchive::new(reader).map_err(broken)?;
     for index in 0..archive.len() {
@@ -69,7 +69,7 @@ fn unzip(reader: BufReader<File>, pieces: &mut Pieces<'_>) -> Result<(), String>
 }
 
 fn untar(reader: impl Read, pieces: &mut Pieces<'_>) -> Result<(), String> {
-    let broken = |error: std::io::Error| format!("broken tar file: {error}");
+    let broken = |error: std::io::Error| format!("broken tar file: {}", without_content(error));
     let attributes = AttributeLimit::default();
     let mut archive = tar::Archive::new(attributes.reader(reader));
     for entry in archive.entries().map_err(broken)? {

@@ -6,7 +6,10 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
+use pharos::model::CodeOrigin;
+
 use super::{Deployment, Device};
+use crate::policy::{BY_REQUEST, ORIGIN};
 
 pub(super) fn write(deployment: &Deployment, repository: &Path) -> io::Result<()> {
     let directory = repository.join(&deployment.name);
@@ -44,6 +47,9 @@ fn text(deployment: &Deployment) -> String {
     }
     for (key, value) in parameters(deployment) {
         line(format!("parameters {{ key: \"torchserve_{key}\" value {{ string_value: {} }} }}", quoted(&value)));
+    }
+    if deployment.archive.origin == CodeOrigin::Request {
+        line(format!("parameters {{ key: \"{ORIGIN}\" value {{ string_value: \"{BY_REQUEST}\" }} }}"));
     }
     text
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pharos::model::{LoadLimits, ModelConfig};
+use pharos::model::{CodeOrigin, LoadLimits, ModelConfig};
 use pharos::repository::memory_budget::{Memory, MemoryBytes};
 use pharos::service::ModelPolicy;
 use pharos::supervisor;
@@ -47,6 +47,10 @@ impl ModelPolicy for NoPolicy {
 
     fn metric_name<'a>(&self, _: &'a ModelConfig) -> Option<(&'a str, &'a str)> {
         None
+    }
+
+    fn origin<'a>(&self, _: &dyn Fn(&str) -> Option<&'a str>) -> CodeOrigin {
+        CodeOrigin::Operator
     }
 }
 
@@ -112,6 +116,7 @@ impl Repository {
                 cache_directory: None,
             },
             program: Program::default(),
+            worker_uploads: false,
             auto_complete: false,
             default_max_batch_size: 0,
             at_start: if mode.by_request() { AtStart::Named(Vec::new()) } else { AtStart::All },
