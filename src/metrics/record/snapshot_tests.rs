@@ -204,6 +204,15 @@ fn check_statistics(of: &statistics::ModelStatistics) {
     assert_eq!(batches.map(|batch| batch.batch_size * batch.compute_infer.count).sum::<u64>(), of.inference_count);
 }
 
+/// Ends the recording threads, also if a check fails.
+struct End<'e>(&'e AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn every_reading_shows_whole_events() {
     const ALWAYS: [&str; 8] = [
@@ -235,6 +244,7 @@ fn every_reading_shows_whole_events() {
                 }
             });
         }
+        let _end = End(&ends);
         let mut lines = Counters::new();
         let mut logged = Sums::new();
         let mut last = 0.0;
@@ -261,7 +271,6 @@ fn every_reading_shows_whole_events() {
             assert!(successes.is_sorted(), "counters never fall: {successes:?}");
             last = count(&otlp);
         }
-        ends.store(true, Ordering::Relaxed);
     });
     assert!(of_text(&render(&cache, Format::Text)).values().any(|value| *value > 0.0));
 }
