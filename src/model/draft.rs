@@ -64,15 +64,18 @@ impl Draft {
     /// Returns the name of the model's file if its signature can be read ([`onnx::signature`]). `files` are the names in the
     /// version directories. A Python model may have such a file beside its code.
     pub fn onnx_file<'a>(&'a self, files: &[String]) -> Option<&'a str> {
-        let proto::ModelConfig { backend, platform, default_model_filename, .. } = &self.proto;
-        let may_be_onnx = matches!(backend.as_str(), "" | "onnxruntime" | "tract")
-            && matches!(platform.as_str(), "" | "onnxruntime_onnx");
-        let name = match default_model_filename.as_str() {
+        let name = match self.proto.default_model_filename.as_str() {
             "" => normalize::default_file("onnxruntime", files)?,
             name => name,
         };
         let has_signature = name.rsplit_once('.').is_some_and(|(_, ending)| onnx::EXTENSIONS.contains(&ending));
-        (may_be_onnx && has_signature).then_some(name)
+        (self.may_be_onnx() && has_signature).then_some(name)
+    }
+
+    /// Returns whether the model may be an ONNX file.
+    pub(super) fn may_be_onnx(&self) -> bool {
+        let proto::ModelConfig { backend, platform, .. } = &self.proto;
+        matches!(backend.as_str(), "" | "onnxruntime" | "tract") && matches!(platform.as_str(), "" | "onnxruntime_onnx")
     }
 
     /// Encodes the draft as protobuf bytes of `inference.ModelConfig`.

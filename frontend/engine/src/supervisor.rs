@@ -43,7 +43,7 @@ use pharos_telemetry::system::{Devices, HostPolicies};
 use handle::Stop;
 use health::Health;
 use instances::InstanceHealth;
-pub(crate) use instances::{InstanceStatus, Instances};
+pub(crate) use instances::{Ending, InstanceStatus, Instances};
 use outage::{Loss, Next};
 use running::{DeviceShare, Running, next_event, redefine};
 use warmup::warm_up_failed;

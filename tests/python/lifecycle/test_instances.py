@@ -2,6 +2,7 @@
 
 The model is a Python model that files in a folder hold back, so that each state lasts as long as a test needs it."""
 
+import json
 import os
 import signal
 import sys
@@ -127,6 +128,11 @@ class World:
     def infer(self) -> tuple:
         return self.server.infer("m", REQUEST)
 
+    def until_configured(self, count: int):
+        """Waits until a load has changed the number of instances. Its answer follows the ends of the removed ones."""
+        groups = lambda: json.loads(self.server.get("/v2/models/m/config")[1])["instance_group"]  # noqa: E731
+        eventually(f"the model has {count} instances", lambda: [group["count"] for group in groups()] == [count])
+
     def __enter__(self):
         self.server.__enter__()
         return self
@@ -138,26 +144,27 @@ class World:
 
 
 def test_a_removed_instance_that_is_lost_is_not_restarted(tmp_path):
-    """The load returns while the removed instances work. The request of the lost one is executed by the instance that stays."""
-    with World(tmp_path, 3) as world, ThreadPoolExecutor(3) as pool:
+    """The load waits for the removed instances. The request of the lost one is executed by the instance that stays."""
+    with World(tmp_path, 3) as world, ThreadPoolExecutor(4) as pool:
         assert world.load()[0] == 200
         world.put("busy")
         answers = [pool.submit(world.infer) for _ in range(3)]
         eventually("all execute", lambda: all(world.count(f"executed m_0_{n}") for n in range(3)))
         world.write(1)
-        assert world.load()[0] == 200
+        load = pool.submit(world.load)
+        world.until_configured(1)
         assert world.names() == {"m_0_0", "m_0_1", "m_0_2"}
         world.kill("m_0_2")
         eventually("the loss is logged", lambda: "it is being removed and is not restarted" in world.server.log_tail())
         world.remove("busy")
-        assert [answer.result()[0] for answer in answers] == [200] * 3
-        eventually("one instance is left", lambda: world.names() == {"m_0_0"})
+        assert [answer.result()[0] for answer in [*answers, load]] == [200] * 4
+        assert world.names() == {"m_0_0"}
         assert world.count("started m_0_2") == 1 and world.infer()[0] == 200
 
 
 def test_an_instance_that_restarts_when_it_is_removed_is_ended_at_once(tmp_path):
     """Even while another removed instance works; an instance that loads its model cannot finish anything."""
-    with World(tmp_path, 3) as world, ThreadPoolExecutor(2) as pool:
+    with World(tmp_path, 3) as world, ThreadPoolExecutor(3) as pool:
         assert world.load()[0] == 200
         world.put("busy", "hold m_0_2")
         world.kill("m_0_2")
@@ -165,17 +172,18 @@ def test_an_instance_that_restarts_when_it_is_removed_is_ended_at_once(tmp_path)
         answers = [pool.submit(world.infer) for _ in range(2)]
         eventually("the others execute", lambda: world.count("executed m_0_0") and world.count("executed m_0_1"))
         world.write(1)
-        assert world.load()[0] == 200
-        assert world.names() == {"m_0_0", "m_0_1"}
+        load = pool.submit(world.load)
+        eventually("it has ended", lambda: world.names() == {"m_0_0", "m_0_1"})
+        assert not load.done()
         world.remove("busy")
-        assert [answer.result()[0] for answer in answers] == [200] * 2
-        eventually("one instance is left", lambda: world.names() == {"m_0_0"})
+        assert [answer.result()[0] for answer in [*answers, load]] == [200] * 3
+        assert world.names() == {"m_0_0"}
         assert "worker killed" not in world.server.log_tail()
 
 
 def test_the_memory_of_a_removed_instance_counts_until_its_end(tmp_path):
     """Other models must not get it before."""
-    with World(tmp_path, 2, [f"--model-memory-limit={1 << 30}"]) as world, ThreadPoolExecutor(2) as pool:
+    with World(tmp_path, 2, [f"--model-memory-limit={1 << 30}"]) as world, ThreadPoolExecutor(3) as pool:
         assert world.load()[0] == 200
         used = lambda: total(world.server.scrape(), "pharos_model_memory_used_bytes")  # noqa: E731
         world.put("busy")
@@ -183,10 +191,11 @@ def test_the_memory_of_a_removed_instance_counts_until_its_end(tmp_path):
         eventually("both execute", lambda: world.count("executed m_0_0") and world.count("executed m_0_1"))
         world.write(1)
         before = used()
-        assert world.load()[0] == 200
+        load = pool.submit(world.load)
+        world.until_configured(1)
         assert used() >= 0.9 * before > 0
         world.remove("busy")
-        assert [answer.result()[0] for answer in answers] == [200] * 2
+        assert [answer.result()[0] for answer in [*answers, load]] == [200] * 3
         eventually("the memory is free", lambda: used() <= 0.7 * before)
 
 

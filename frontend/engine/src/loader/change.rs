@@ -12,6 +12,7 @@ use pharos::repository::{Change, State, VersionFingerprint, changes};
 use super::Loader;
 use super::prepare::Prepared;
 use crate::serving::{RetireReason, Serving};
+use crate::supervisor::Ending;
 
 /// What happens to serving versions whose successors cannot be loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,6 +29,8 @@ struct Outcome {
     cache: Arc<Cache>,
     ready: Vec<Ready>,
     failed: BTreeMap<u64, String>,
+    /// The instances that changes in place have removed.
+    removed: Vec<Ending>,
 }
 
 /// A version that is ready to serve.
@@ -47,8 +50,8 @@ impl Drop for Outcome {
 }
 
 impl Loader {
-    /// Applies a prepared model. Must be called with the model's lock. If the future is dropped, nothing has changed except
-    /// states that are LOADING.
+    /// Applies a prepared model, and waits for the instances that it has removed. Must be called with the model's lock. If the
+    /// future is dropped before the change, nothing has changed except states that are LOADING.
     ///
     /// # Errors
     /// Versions that failed to load, with their reasons in Triton's format.
@@ -78,11 +81,13 @@ impl Loader {
                 *change = Change::Resize;
             }
         }
-        let mut outcome = Outcome { cache: self.cache().clone(), ready: Vec::new(), failed: BTreeMap::new() };
+        let mut outcome =
+            Outcome { cache: self.cache().clone(), ready: Vec::new(), failed: BTreeMap::new(), removed: Vec::new() };
         for (&number, &change) in &plan {
             self.perform(prepared, (number, change), running.get(&number), &mut outcome).await;
         }
         let failed = outcome.failed.clone();
+        let removed = std::mem::take(&mut outcome.removed);
         // All versions change or none does. If no version has served before, the loaded versions serve.
         if failed.is_empty() || running.is_empty() {
             self.commit(prepared, &plan, outcome);
@@ -90,6 +95,11 @@ impl Loader {
             self.give_up(prepared, outcome);
             if failing == OnLoadFailure::Withdraw {
                 self.withdraw_failed(model, &failed);
+            }
+        }
+        for ending in removed {
+            if !ending.wait().await {
+                tracing::warn!(%model, "removed instances still execute requests; the load does not wait for them any longer");
             }
         }
         if failed.is_empty() { Ok(()) } else { Err(triton_reasons(&failed)) }
@@ -114,7 +124,10 @@ impl Loader {
         let is_new = !matches!(follows, Ok(Some(_)) | Err(_));
         let go_on = runs.filter(|_| change == Change::Resize).map(|runs| &runs.series);
         let result = match follows {
-            Ok(Some(same)) => Ok(same),
+            Ok(Some((same, removed))) => {
+                outcome.removed.push(removed);
+                Ok(same)
+            }
             Ok(None) => self.load_version(prepared, number, go_on).await,
             Err(reason) => Err(reason),
         };

@@ -31,7 +31,7 @@ use crate::scheduler::{Driver, DriverSettings, Limits, placement, settings};
 use crate::serving::{Executor, Serving};
 use crate::store::identity::{Files, identity};
 use crate::store::scan::{self, LoadedFiles};
-use crate::supervisor::{Instances, Plan, WarmUp, WarmUpBatch};
+use crate::supervisor::{Ending, Instances, Plan, WarmUp, WarmUpBatch};
 use pharos_os::{blocking, clock, threads};
 
 /// The series of a version that is being loaded. Dropping it removes new series; [`Unserved::keep`] keeps them.
@@ -236,8 +236,8 @@ impl Loader {
         }
     }
 
-    /// Changes a version in place for a configuration that differs only in instances, which are started and stopped. Returns
-    /// `None` if this is not possible because an ensemble has other members.
+    /// Changes a version in place for a configuration that differs only in instances, which are started and stopped. Returns the
+    /// changed version and the removed instances, or `None` if this is not possible because an ensemble has other members.
     ///
     /// # Errors
     /// An instance cannot be started; nothing has changed then.
@@ -245,7 +245,7 @@ impl Loader {
         self: &Arc<Self>,
         serving: &Serving,
         prepared: &Prepared,
-    ) -> Result<Option<Serving>, String> {
+    ) -> Result<Option<(Serving, Ending)>, String> {
         let number = serving.model.version;
         let version = prepared.versions.get(&number).ok_or_else(|| format!("version {number} does not exist"))?;
         if self.models.has_other_members(serving) {
@@ -256,6 +256,7 @@ impl Loader {
             None => self.launch(prepared, version).await?,
         };
         let config = &Arc::new(self.configure(prepared, (number, version), &launch).await?);
+        let mut ending = Ending::default();
         if let Executor::Instances { driver, instances, .. } = &*serving.executor
             && (version.fingerprint.instances != serving.fingerprint.instances || instances.any_given_up())
         {
@@ -269,7 +270,7 @@ impl Loader {
             let room = EndsIfDropped(self.room_for_more(serving, &size).await?.map(Arc::new));
             let (_files, loaded_files) = (serving.files.clone(), serving.loaded_files.clone());
             let plan = Arc::new(Plan { _memory: room.0.clone(), _files, loaded_files, ..plan });
-            let ending = instances.resize(&plan, &placements, driver).await?;
+            ending = instances.resize(&plan, &placements, driver).await?;
             if let (Some(share), Some(room)) = (serving.executor.memory(), room.keep()) {
                 let mut surplus = share.bytes();
                 surplus.subtract(&size);
@@ -287,7 +288,8 @@ impl Loader {
             // The version is an ensemble.
             None => config.with_decoupled(serving.config.decoupled).map_err(|error| error.to_string())?,
         };
-        Ok(Some(Serving { config: Arc::new(config), fingerprint: version.fingerprint, ..serving.clone() }))
+        let changed = Serving { config: Arc::new(config), fingerprint: version.fingerprint, ..serving.clone() };
+        Ok(Some((changed, ending)))
     }
 
     /// Returns the number of threads of each instance.

@@ -29,8 +29,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// The longest such interval: sequences can last long.
 const LONGEST_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The longest time for which a change waits for instances that it has removed and that still execute requests. Batches end before,
-/// as a rule; a stream of responses may last longer.
+/// The longest time for which a change waits for instances that it has removed and that still execute requests. As a rule, batches
+/// end before; a stream of responses may last longer.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// The health of all instances of a version, shared with each of them.
@@ -80,19 +80,38 @@ type Outcome = Result<Loaded, String>;
 /// A starting instance and its outcome.
 type Starting = (Arc<Handle>, oneshot::Receiver<Outcome>);
 
-/// Instances that are being removed and still have sequences, or execute requests for long. They end in the background.
+/// Instances that are being removed. They end in the background, after their requests and sequences.
 #[derive(Default)]
-pub(crate) struct Ending(Vec<JoinHandle<()>>);
+pub(crate) struct Ending {
+    tasks: Vec<JoinHandle<()>>,
+    /// One for each instance without sequences; complete with its end.
+    awaited: Vec<oneshot::Receiver<()>>,
+}
 
 impl Ending {
     /// Keeps a value until the processes of all are gone.
-    pub(crate) fn keep(self, value: impl Send + 'static) {
-        if !self.0.is_empty() {
+    pub(crate) fn keep(&mut self, value: impl Send + 'static) {
+        let tasks = std::mem::take(&mut self.tasks);
+        if !tasks.is_empty() {
             tokio::spawn(async move {
-                wait(self.0).await;
+                for task in tasks {
+                    let _ = task.await;
+                }
                 drop(value);
             });
         }
+    }
+
+    /// Waits until the instances have executed their requests and ended, as Triton does, but no longer than [`LONGEST_WAIT`], and not
+    /// for those with sequences, which clients may keep open for long. Returns whether the awaited ones have ended.
+    pub(crate) async fn wait(self) -> bool {
+        let ends = async move {
+            for ended in self.awaited {
+                // The sender is dropped at the end.
+                let _ = ended.await;
+            }
+        };
+        clock::timeout(LONGEST_WAIT, ends).await.is_some()
     }
 }
 
@@ -124,8 +143,7 @@ impl Instances {
     }
 
     /// Starts instances for new `placements` and, once they are ready, removes those without a placement. Instances with a
-    /// placement continue unchanged. Waits until the removed ones have executed their batches and ended, as Triton does, and returns
-    /// those that end later: after their sequences, or after requests that take longer than [`LONGEST_WAIT`].
+    /// placement continue unchanged. Returns the removed ones, which end after their requests and sequences.
     ///
     /// # Errors
     /// The first reason why an instance could not start; nothing has changed then.
@@ -138,7 +156,7 @@ impl Instances {
         let Differences { new, kept, gone } = self.differences(placements);
         self.add(plan, &new, driver).await?;
         kept.into_iter().for_each(|(handle, placement)| handle.health.assign(placement));
-        let ending = self.remove(&gone, driver).await;
+        let ending = self.remove(&gone, driver);
         self.sort(placements);
         Ok(ending)
     }
@@ -194,7 +212,7 @@ impl Instances {
                 Ok(all.into_iter().reduce(combined))
             }
             Err(reason) => {
-                self.remove(&handles, driver).await;
+                self.remove(&handles, driver).wait().await;
                 Err(reason)
             }
         }
@@ -226,32 +244,26 @@ impl Instances {
         (Arc::new(Handle::new(id, health, driver.series.clone(), stop)), started)
     }
 
-    /// Ends these instances after their requests and sequences, even if the future is dropped. Waits for those without sequences, but
-    /// no longer than [`LONGEST_WAIT`], and returns the others.
-    async fn remove(&self, gone: &[Arc<Handle>], driver: &Arc<Driver>) -> Ending {
+    /// Ends these instances after their requests and sequences.
+    fn remove(&self, gone: &[Arc<Handle>], driver: &Arc<Driver>) -> Ending {
         for handle in gone {
             self.instance_health.change(|all| all.retain(|health| !Arc::ptr_eq(health, &handle.health)));
             driver.retire(handle.id);
             handle.close();
         }
-        let mut awaited = Vec::new();
-        let mut ending = Vec::new();
+        let mut ending = Ending::default();
         for handle in gone {
-            let end = tokio::spawn(end(self.all.clone(), handle.clone(), driver.clone()));
-            // The client decides how long a sequence stays open.
-            if driver.has_sequences_on(handle.id) { ending.push(end) } else { awaited.push(end) }
+            let (ended, awaited) = oneshot::channel::<()>();
+            let ends = end(self.all.clone(), handle.clone(), driver.clone());
+            ending.tasks.push(tokio::spawn(async move {
+                ends.await;
+                drop(ended);
+            }));
+            if !driver.has_sequences_on(handle.id) {
+                ending.awaited.push(awaited);
+            }
         }
-        let late = wait_at_most(LONGEST_WAIT, awaited).await;
-        if !late.is_empty() {
-            tracing::warn!(
-                model = %driver.model,
-                "{} removed instances still execute requests after {} s and end later",
-                late.len(),
-                LONGEST_WAIT.as_secs()
-            );
-        }
-        ending.extend(late);
-        Ending(ending)
+        ending
     }
 
     /// Sorts the instances in the order of the placements.
@@ -403,23 +415,4 @@ async fn loaded(mut outcomes: Vec<oneshot::Receiver<Outcome>>) -> Result<Vec<Loa
 /// Combines the load results of several instances: the engine of the first, the memory of all.
 fn combined(first: Loaded, next: Loaded) -> Loaded {
     Loaded { memory: first.memory + next.memory, pinned: first.pinned + next.pinned, ..first }
-}
-
-async fn wait(tasks: Vec<JoinHandle<()>>) {
-    for task in tasks {
-        let _ = task.await;
-    }
-}
-
-/// Waits for tasks; returns those that have not ended after this time.
-async fn wait_at_most(time: Duration, tasks: Vec<JoinHandle<()>>) -> Vec<JoinHandle<()>> {
-    let until = clock::now() + time;
-    let mut late = Vec::new();
-    for mut task in tasks {
-        let left = until - clock::now();
-        if clock::timeout(left, &mut task).await.is_none() {
-            late.push(task);
-        }
-    }
-    late
 }
