@@ -96,10 +96,13 @@ impl Draft {
         !reads_files || parameters.contains_key(SANDBOX) || self.names_files()
     }
 
-    /// Returns whether a model of this configuration can run other code than with that of its repository, whose files it has.
-    pub fn brings_code_to(&self, repository: &Self) -> bool {
+    /// Returns whether a model of this configuration can run other code than with that of its repository, whose files it has. Both are
+    /// compared as they are completed from the files.
+    pub fn brings_code_to(&self, repository: &Self, completion: &Completion<'_>) -> bool {
         let code = |draft: &Self| {
-            let mut proto = draft.proto.clone();
+            // The load reports why a configuration cannot be completed.
+            let mut proto =
+                draft.clone().resolve(completion).map_or_else(|_| draft.proto.clone(), |resolved| resolved.proto);
             // The server adds it to the configuration that it shows.
             proto.parameters.remove("engine");
             let accelerators = proto.optimization.and_then(|all| all.execution_accelerators);

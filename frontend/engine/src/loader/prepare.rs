@@ -236,7 +236,7 @@ fn prepare(
     if overrides.is_none() && stores.name_model(model) {
         draft.rename(stores.without_namespace(model));
     }
-    let provenance = provenance(settings, &model_files, overrides, &draft, &contents);
+    let provenance = provenance(settings, stores.without_namespace(model), &model_files, overrides, &draft, &contents);
     let sums = draft.checksums().map_err(|error| unreadable(error.to_string()))?;
     checksums::verify(model_files.path(), &sums).map_err(unreadable)?;
     let configuration =
@@ -273,6 +273,7 @@ fn prepare(
 /// Returns who has brought a model and its code: the place that decides what counts as code by request.
 fn provenance(
     settings: &Settings,
+    model: &str,
     files: &ModelFiles,
     overrides: Option<&Overrides>,
     draft: &Draft,
@@ -280,7 +281,8 @@ fn provenance(
 ) -> Provenance {
     let of_repository =
         || contents.config.as_deref().and_then(|text| Draft::from_text(text, "").ok()).unwrap_or_default();
-    let brings_code = overrides.is_some() && draft.brings_code_to(&of_repository());
+    let completion = Completion { directory: model, files: &contents.files, ..Completion::default() };
+    let brings_code = overrides.is_some() && draft.brings_code_to(&of_repository(), &completion);
     let origin = if files.origin() == CodeOrigin::Request || brings_code {
         CodeOrigin::Request
     } else {
