@@ -1,4 +1,5 @@
-//! Numbers that many threads change without a lock. Relaxed: no update is lost, but none orders other memory.
+//! Numbers that many threads change without a lock. Relaxed: no update is lost, but none orders other memory. A clone has the value
+//! of its moment and does not change with the original.
 
 use crate::shm::atomic::{AtomicI64, AtomicU64, Ordering};
 
@@ -20,6 +21,12 @@ impl Count {
     }
 }
 
+impl Clone for Count {
+    fn clone(&self) -> Self {
+        Self(AtomicU64::new(self.get()))
+    }
+}
+
 /// A number that goes up and down.
 #[derive(Debug, Default)]
 pub(super) struct Level(AtomicI64);
@@ -31,6 +38,12 @@ impl Level {
 
     pub(super) fn get(&self) -> i64 {
         self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Clone for Level {
+    fn clone(&self) -> Self {
+        Self(AtomicI64::new(self.get()))
     }
 }
 

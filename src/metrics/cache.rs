@@ -21,6 +21,7 @@ use super::journal::Journal;
 use super::series::{ModelSeries, RequestSeries};
 use super::summary::CoarseClock;
 use super::tenants::Tenants;
+use super::transaction::Transactions;
 use crate::id::ModelVersion;
 
 mod batch_times;
@@ -85,7 +86,8 @@ pub struct Cache {
     models: RwLock<BTreeMap<ModelVersion, Arc<ModelSeries>>>,
     /// Counts by alias.
     by_alias: ByAlias,
-    requests: RequestSeries,
+    requests: Arc<RequestSeries>,
+    transactions: Arc<Transactions>,
     clock: Arc<CoarseClock>,
     journal: Arc<Journal>,
     /// `None` if tenants are not distinguished. Fixed at the start, since requests refer to it without a lock.
@@ -100,15 +102,18 @@ impl Cache {
         let journal = Arc::new(Journal::new(&settings.hostname));
         journal.set_enabled(catalog.mode() != Mode::Prometheus);
         let tenants = catalog.tenants().cloned().map(Tenants::new);
+        let transactions = Arc::<Transactions>::default();
+        let registry = Registry::new(catalog, Arc::clone(&journal), Arc::clone(&transactions));
         let cache = Self {
             settings,
             tenants,
-            registry: RwLock::new(Arc::new(Registry::new(catalog, Arc::clone(&journal)))),
-            journal,
+            registry: RwLock::new(Arc::new(registry)),
             generation: AtomicU64::new(0),
             models: RwLock::default(),
-            requests: RequestSeries::new(),
+            requests: Arc::new(RequestSeries::new(Arc::clone(&journal))),
             by_alias: ByAlias::default(),
+            transactions,
+            journal,
             clock: Arc::default(),
             unloaded: Mutex::default(),
         };
@@ -210,7 +215,8 @@ impl Cache {
         tags: &[(String, String)],
         buckets: Vec<(String, Vec<f64>)>,
     ) -> Arc<ModelSeries> {
-        let series = Arc::new(ModelSeries::new(model, tags, buckets, (Arc::clone(&self.journal), self.tenants())));
+        let journal = Arc::clone(&self.journal);
+        let series = ModelSeries::new(model, tags, buckets, journal, self.tenants(), Arc::clone(&self.transactions));
         series.define(&self.registry(), &self.clock);
         series.set_times(self.times(&series));
         series
@@ -242,7 +248,7 @@ impl Cache {
 
     /// Adds the series of responses to a decoupled model.
     pub fn model_decoupled(&self, series: &ModelSeries) {
-        series.responses.switch_on();
+        series.cells.responses.switch_on();
         series.define(&self.registry(), &self.clock);
     }
 
@@ -473,8 +479,13 @@ impl Cache {
         self.requests.inferences()
     }
 
-    pub(super) fn requests(&self) -> &RequestSeries {
+    pub(super) fn requests(&self) -> &Arc<RequestSeries> {
         &self.requests
+    }
+
+    /// Returns the transactions of its cells.
+    pub fn transactions(&self) -> &Transactions {
+        &self.transactions
     }
 }
 
@@ -784,13 +795,13 @@ model_metrics:
         let model = ModelVersion::new("m", 1);
         let loads = [1, 2, 4].map(|pending| {
             let series = cache.model_loaded(&model, &[]);
-            series.pending.add(pending);
+            series.cells.pending.add(pending);
             series
         });
         let [first, second, third] = loads;
-        let pending = |series: &ModelSeries| series.level(|series| &series.pending);
+        let pending = |series: &ModelSeries| series.waiting();
         assert_eq!((pending(&first), pending(&second), pending(&third)), (1, 3, 7));
-        second.pending.add(-2);
+        second.cells.pending.add(-2);
         cache.model_unloaded(&first);
         drop(first);
         assert_eq!(pending(&third), 4, "ended loads do not count");

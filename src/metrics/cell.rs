@@ -9,11 +9,13 @@ use super::native::Native;
 use super::reading::{self, Details, Number, Reading};
 use super::sample_error::SampleError;
 use super::summary::{CoarseClock, Summary};
+use super::transaction::Transactions;
 
 /// The value of one series. Any number of threads may change it without a lock.
 #[derive(Debug)]
 pub struct Cell {
     value: CellValue,
+    transactions: Arc<Transactions>,
     /// The number of loaded models whose workers write it; see `ModelSeries::add_owned`.
     pub(super) owners: AtomicUsize,
 }
@@ -60,7 +62,7 @@ impl Histogram {
 }
 
 impl Cell {
-    pub(super) fn new(spec: &MetricSpec, clock: &Arc<CoarseClock>) -> Self {
+    pub(super) fn new(spec: &MetricSpec, clock: &Arc<CoarseClock>, transactions: Arc<Transactions>) -> Self {
         let value = match spec.kind {
             Kind::Counter => CellValue::Counter(AtomicU64::new(0)),
             Kind::Gauge if spec.begins_without_value() => CellValue::Gauge(AtomicU64::new(NO_VALUE)),
@@ -74,21 +76,23 @@ impl Cell {
             }),
             Kind::Summary => CellValue::Summary(Summary::new(&spec.quantiles, clock)),
         };
-        Self { value, owners: AtomicUsize::new(0) }
+        Self { value, transactions, owners: AtomicUsize::new(0) }
     }
 
     /// Records one sample: a counter's increment, a gauge's new value, an observation.
     ///
     /// # Errors
     /// [`SampleError::BadValue`] for a counter's increment that is negative or not finite, and for an observation of NaN.
-    pub fn add_or_update(&self, value: f64) -> Result<(), SampleError> {
+    pub fn add_or_update(self: &Arc<Self>, value: f64) -> Result<(), SampleError> {
         match &self.value {
             CellValue::Counter(_) if !(value.is_finite() && value >= 0.0) => {
                 return Err(SampleError::BadValue(format!(
                     "invalid increment {value} of a counter: expected a finite number of at least 0"
                 )));
             }
-            CellValue::Counter(bits) => add(bits, value),
+            // Alone, a counter needs no transaction: it is one number.
+            CellValue::Counter(bits) if !self.transactions.are_postponed_here() => add(bits, value),
+            CellValue::Counter(_) => self.transactions.apply(self, move |cell| cell.add(value, 1)),
             CellValue::Gauge(bits) => {
                 let value = if value.is_nan() { f64::NAN } else { value };
                 bits.store(value.to_bits(), Ordering::Relaxed);
@@ -96,8 +100,9 @@ impl Cell {
             CellValue::Histogram(_) | CellValue::Summary(_) if value.is_nan() => {
                 return Err(SampleError::BadValue("invalid observation NaN of a histogram or summary".to_owned()));
             }
-            CellValue::Summary(summary) => summary.observe(value),
-            CellValue::Histogram(histogram) => histogram.observe(value, 1),
+            CellValue::Histogram(_) | CellValue::Summary(_) => {
+                self.transactions.apply(self, move |cell| cell.add(value, 1));
+            }
         }
         Ok(())
     }
@@ -106,16 +111,27 @@ impl Cell {
     ///
     /// # Errors
     /// Returns the errors of [`Cell::add_or_update`].
-    pub fn observe(&self, value: f64, times: u32) -> Result<(), SampleError> {
+    pub fn observe(self: &Arc<Self>, value: f64, times: u32) -> Result<(), SampleError> {
         match &self.value {
-            CellValue::Histogram(histogram) if !value.is_nan() => histogram.observe(value, times),
-            CellValue::Summary(summary) if !value.is_nan() => (0..times).for_each(|_| summary.observe(value)),
+            CellValue::Histogram(_) | CellValue::Summary(_) if !value.is_nan() => {
+                self.transactions.apply(self, move |cell| cell.add(value, times));
+            }
             CellValue::Counter(_) => {
                 return Err(SampleError::BadValue("a counter does not accept observations".to_owned()));
             }
             _ => return self.add_or_update(value),
         }
         Ok(())
+    }
+
+    /// Adds a valid sample of a counter, histogram or summary.
+    fn add(&self, value: f64, times: u32) {
+        match &self.value {
+            CellValue::Counter(bits) => add(bits, value * f64::from(times)),
+            CellValue::Histogram(histogram) => histogram.observe(value, times),
+            CellValue::Summary(summary) => (0..times).for_each(|_| summary.observe(value)),
+            CellValue::Gauge(_) => {}
+        }
     }
 
     /// Returns whether it is a gauge that was created before its first value.

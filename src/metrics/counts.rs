@@ -13,7 +13,7 @@ macro_rules! model_counts {
         }
 
         /// The counts, all at 0 at first.
-        #[derive(Debug, Default)]
+        #[derive(Clone, Debug, Default)]
         pub(super) struct ModelCounts {
             $($(#[$doc])+ pub(super) $field: Count,)*
         }

@@ -33,12 +33,12 @@ pub(super) struct Buckets {
     /// The unit of the bounds, the sum and the exemplars.
     unit: TimeUnit,
     /// Upper bounds in the metric's unit.
-    bounds: Vec<f64>,
+    bounds: Arc<[f64]>,
     /// Upper bounds in nanoseconds, ascending; `None` for those that no duration reaches.
-    bounds_ns: Vec<Option<u64>>,
+    bounds_ns: Arc<[Option<u64>]>,
     /// One more than bounds, for the observations above the last bound.
     counts: Vec<Count>,
-    /// The sum of the observations in nanoseconds. A view reads it before the counts, so it may lack the latest observations.
+    /// The sum of the observations in nanoseconds.
     sum_ns: Count,
     native: Option<Native>,
     /// The latest exemplar of each bucket. Only traced requests write it.
@@ -51,12 +51,25 @@ impl Buckets {
         let bounds = own_or_defined(own, spec);
         Self {
             unit,
-            bounds: bounds.to_vec(),
+            bounds: bounds.into(),
             bounds_ns: bounds.iter().map(|&bound| unit.bound_ns(bound)).collect(),
             counts: std::iter::repeat_with(Count::default).take(bounds.len() + 1).collect(),
             sum_ns: Count::default(),
             native: spec.native.map(Native::new),
             exemplars: Mutex::default(),
+        }
+    }
+
+    /// Returns the values of this moment, with the requested details.
+    fn copy(&self, details: Details) -> Self {
+        Self {
+            unit: self.unit,
+            bounds: Arc::clone(&self.bounds),
+            bounds_ns: Arc::clone(&self.bounds_ns),
+            counts: self.counts.clone(),
+            sum_ns: self.sum_ns.clone(),
+            native: self.native.as_ref().filter(|_| details.native).cloned(),
+            exemplars: Mutex::new(if details.exemplars { self.exemplars().clone() } else { BTreeMap::new() }),
         }
     }
 
@@ -90,8 +103,13 @@ impl Buckets {
     }
 }
 
+/// Returns the values of this moment of a distribution, if its metric is enabled.
+pub(super) fn copy_of(distribution: &OnceLock<Buckets>, details: Details) -> OnceLock<Buckets> {
+    distribution.get().map_or_else(OnceLock::new, |buckets| OnceLock::from(buckets.copy(details)))
+}
+
 /// Quantiles of durations.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Quantiles {
     unit: TimeUnit,
     summary: Summary,
@@ -117,6 +135,17 @@ pub(super) struct Durations {
 }
 
 impl Durations {
+    /// Returns the values of this moment, with the requested details.
+    pub(super) fn copy(&self, details: Details) -> Self {
+        Self {
+            histograms: std::array::from_fn(|stage| copy_of(&self.histograms[stage], details)),
+            summaries: self.summaries.clone(),
+            cache_hits: self.cache_hits.clone(),
+            cache_misses: self.cache_misses.clone(),
+            first_response: copy_of(&self.first_response, details),
+        }
+    }
+
     /// Creates the distributions that are defined and missing. `buckets` are the model's own, by metric name.
     pub(super) fn define(&self, registry: &Registry, clock: &Arc<CoarseClock>, buckets: &[(String, Vec<f64>)]) {
         for (stage, slot) in Stage::ALL.into_iter().zip(&self.histograms) {

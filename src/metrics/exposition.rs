@@ -63,8 +63,8 @@ pub fn render(cache: &Arc<Cache>, format: Format) -> String {
 
 /// Renders the families and samples of these names.
 pub fn render_named(cache: &Arc<Cache>, format: Format, names: &Names) -> String {
-    let readings = Readings::new(Arc::clone(cache));
-    let readings = readings.with(Details { exemplars: format == Format::OpenMetrics, native: false });
+    let details = Details { exemplars: format == Format::OpenMetrics, native: false };
+    let readings = Readings::new(Arc::clone(cache), details);
     let logs_only = readings.catalog().mode() == Mode::Tslog;
     let view = Arc::new(View { readings, format });
     let mut shown = view.readings.named();

@@ -10,6 +10,7 @@ use super::journal::{Journal, Line};
 use super::reading::{Details, Reading};
 use super::sample_error::SampleError;
 use super::summary::CoarseClock;
+use super::transaction::Transactions;
 
 /// One series: a metric with label values, and its value. Keep the handle if you record many samples.
 #[derive(Debug)]
@@ -114,6 +115,7 @@ pub struct Family {
     pub(super) spec: Arc<MetricSpec>,
     pub(super) views: Views,
     journal: Arc<Journal>,
+    transactions: Arc<Transactions>,
     /// Changes when a series is created or removed.
     members: RwLock<Members>,
 }
@@ -129,9 +131,14 @@ impl Family {
         self.views
     }
 
-    fn new(catalog: &Catalog, spec: &MetricSpec, journal: &Arc<Journal>) -> Self {
-        let (spec, views, journal) = (Arc::new(spec.clone()), catalog.views(spec), Arc::clone(journal));
-        Self { spec, views, journal, members: RwLock::default() }
+    fn new(catalog: &Catalog, spec: &MetricSpec, journal: &Arc<Journal>, transactions: &Arc<Transactions>) -> Self {
+        Self {
+            spec: Arc::new(spec.clone()),
+            views: catalog.views(spec),
+            journal: Arc::clone(journal),
+            transactions: Arc::clone(transactions),
+            members: RwLock::default(),
+        }
     }
 
     fn member(&self, labels: &[String], cell: Arc<Cell>) -> Arc<Series> {
@@ -143,7 +150,7 @@ impl Family {
 
     /// Creates the family of the same metric under a new definition. Keeps the series if the definitions are compatible.
     fn renewed(&self, catalog: &Catalog, spec: &MetricSpec) -> Self {
-        let new = Self::new(catalog, spec, &self.journal);
+        let new = Self::new(catalog, spec, &self.journal, &self.transactions);
         let old = &self.spec;
         let same = (old.kind, &old.dimensions, &old.buckets, &old.quantiles, old.builtin, old.section)
             == (spec.kind, &spec.dimensions, &spec.buckets, &spec.quantiles, spec.builtin, spec.section);
@@ -206,7 +213,8 @@ impl Family {
         if members.by_labels.len() >= most && !members.by_labels.contains_key(labels) {
             return Found::Full;
         }
-        let new = || self.member(labels, Arc::new(Cell::new(&self.spec, clock)));
+        let cell = || Arc::new(Cell::new(&self.spec, clock, Arc::clone(&self.transactions)));
+        let new = || self.member(labels, cell());
         Found::Series(Arc::clone(members.by_labels.entry(labels.into()).or_insert_with(new)))
     }
 
@@ -240,7 +248,7 @@ impl Family {
 
     /// Creates the family of the same metric with further labels. The existing series have no values for them.
     fn widened(&self, catalog: &Catalog, spec: &MetricSpec) -> Self {
-        let new = Self::new(catalog, spec, &self.journal);
+        let new = Self::new(catalog, spec, &self.journal, &self.transactions);
         new.take_over(self);
         new
     }
@@ -264,12 +272,19 @@ pub struct Registry {
     /// has one type for each name, and lines have none.
     namesakes: Vec<Arc<Family>>,
     journal: Arc<Journal>,
+    transactions: Arc<Transactions>,
 }
 
 impl Registry {
-    pub(super) fn new(catalog: Catalog, journal: Arc<Journal>) -> Self {
-        let families = catalog.iter().map(|(_, spec)| Arc::new(Family::new(&catalog, spec, &journal))).collect();
-        Self { catalog, families, namesakes: Vec::new(), journal }
+    pub(super) fn new(catalog: Catalog, journal: Arc<Journal>, transactions: Arc<Transactions>) -> Self {
+        let family = |spec: &MetricSpec| Arc::new(Family::new(&catalog, spec, &journal, &transactions));
+        let families = catalog.iter().map(|(_, spec)| family(spec)).collect();
+        Self { catalog, families, namesakes: Vec::new(), journal, transactions }
+    }
+
+    fn of_families(&self, catalog: Catalog, families: Vec<Arc<Family>>, namesakes: Vec<Arc<Family>>) -> Self {
+        let (journal, transactions) = (Arc::clone(&self.journal), Arc::clone(&self.transactions));
+        Self { catalog, families, namesakes, journal, transactions }
     }
 
     /// Creates the families of a new definition. Keeps the series of metrics that are compatible in both. Namesakes end: their
@@ -277,28 +292,27 @@ impl Registry {
     pub(super) fn renewed(&self, catalog: Catalog) -> Self {
         let family = |spec: &MetricSpec| match self.family(&spec.name) {
             Some(old) => old.renewed(&catalog, spec),
-            None => Family::new(&catalog, spec, &self.journal),
+            None => Family::new(&catalog, spec, &self.journal, &self.transactions),
         };
         let families: Vec<_> = catalog.iter().map(|(_, spec)| Arc::new(family(spec))).collect();
         // The families of removed metrics end as well.
         self.families.iter().chain(&self.namesakes).for_each(|old| old.end());
-        Self { catalog, families, namesakes: Vec::new(), journal: Arc::clone(&self.journal) }
+        self.of_families(catalog, families, Vec::new())
     }
 
     /// Creates a registry with an additional family, of a metric whose name is not in this one.
     pub(super) fn with_detected(&self, spec: MetricSpec) -> Self {
         let catalog = self.catalog.clone().with_metric(spec.clone());
-        let new = Arc::new(Family::new(&catalog, &spec, &self.journal));
+        let new = Arc::new(Family::new(&catalog, &spec, &self.journal, &self.transactions));
         let families = self.families.iter().cloned().chain([new]).collect();
-        Self { catalog, families, namesakes: self.namesakes.clone(), journal: Arc::clone(&self.journal) }
+        self.of_families(catalog, families, self.namesakes.clone())
     }
 
     /// Creates a registry with an additional family, of a metric whose name is in this one with another type.
     pub(super) fn with_namesake(&self, spec: &MetricSpec) -> Self {
-        let new = Arc::new(Family::new(&self.catalog, spec, &self.journal));
+        let new = Arc::new(Family::new(&self.catalog, spec, &self.journal, &self.transactions));
         let namesakes = self.namesakes.iter().cloned().chain([new]).collect();
-        let journal = Arc::clone(&self.journal);
-        Self { catalog: self.catalog.clone(), families: self.families.clone(), namesakes, journal }
+        self.of_families(self.catalog.clone(), self.families.clone(), namesakes)
     }
 
     /// Creates a registry without this detected metric; `None` if it has series. A metric of the same name and a different type
@@ -308,8 +322,7 @@ impl Registry {
         let mut namesakes = self.namesakes.clone();
         if let Some(at) = namesakes.iter().position(is_it) {
             let ended = namesakes.remove(at).end_if_empty();
-            let (catalog, families, journal) = (self.catalog.clone(), self.families.clone(), Arc::clone(&self.journal));
-            return ended.then_some(Self { catalog, families, namesakes, journal });
+            return ended.then(|| self.of_families(self.catalog.clone(), self.families.clone(), namesakes));
         }
         let found = self.families.iter().find(|family| is_it(family) && family.spec.detected)?;
         if !found.end_if_empty() {
@@ -322,7 +335,7 @@ impl Registry {
             catalog = catalog.with_metric(MetricSpec::clone(&successor.spec));
             families.push(successor);
         }
-        Some(Self { catalog, families, namesakes, journal: Arc::clone(&self.journal) })
+        Some(self.of_families(catalog, families, namesakes))
     }
 
     /// Creates a registry in which the family of this metric has the labels of `spec`, which has further ones.
@@ -334,7 +347,7 @@ impl Registry {
         };
         let families = self.families.iter().map(family).collect();
         let namesakes = self.namesakes.iter().map(family).collect();
-        Self { catalog, families, namesakes, journal: Arc::clone(&self.journal) }
+        self.of_families(catalog, families, namesakes)
     }
 
     /// Returns the definition of the metrics.

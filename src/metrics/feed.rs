@@ -214,9 +214,9 @@ mod tests {
         assert_eq!((drained.samples, drained.refused, drained.dropped), (2, 3, 1));
         assert!(matches!(drained.refusals[..], [SampleError::UnknownLabel { .. }, ..]), "{drained:?}");
         assert_eq!(cache.counter("Orders", &["a"]).unwrap().value(), 5.0);
-        assert_eq!(model.counts.samples_dropped.get(), 4);
+        assert_eq!(model.cells.counts.samples_dropped.get(), 4);
         assert_eq!(feed.drain(&cache, &model), Ok(Drained::default()));
-        assert_eq!(model.counts.samples_dropped.get(), 4);
+        assert_eq!(model.cells.counts.samples_dropped.get(), 4);
     }
 
     #[test]

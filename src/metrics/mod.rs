@@ -3,7 +3,7 @@
 //! [`catalog`] defines which metrics exist, [`builtin`] lists those of the server with their sources, and [`cache`]
 //! holds every series. The server's own events enter only through [`record`], samples of workers through [`channel`].
 //! [`readings`] enumerates all series for the views ([`exposition`], [`otlp`], [`counter_lines`]); [`statistics`] reads the same
-//! cells, so all views agree.
+//! cells. Every reading shows the cells at one moment, between events ([`transaction`]), so all views agree.
 //!
 //! No module may keep a number outside the cache, block a request, or read a clock.
 
@@ -43,6 +43,7 @@ mod streams;
 mod succession;
 pub mod summary;
 mod tenants;
+pub mod transaction;
 pub mod tslog;
 pub mod unit;
 pub mod worker_lines;

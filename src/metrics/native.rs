@@ -6,8 +6,8 @@
 //! two powers of two), created by its first observation. A reading merges neighbouring buckets, which lowers the
 //! schema, until the limit of buckets holds. Counts only grow, so later readings never have a higher schema.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use super::atomic::Count;
 use super::catalog::NativeSpec;
@@ -20,12 +20,12 @@ const MAX_COUNTS: usize = 8192;
 /// The exponent of infinity at schema 0: that of the bucket after the one of the largest f64.
 const INFINITE: i32 = 1025;
 
-/// The counts of one series.
-#[derive(Debug)]
+/// The counts of one series. A clone has the counts of its moment.
+#[derive(Clone, Debug)]
 pub(super) struct Native {
     spec: NativeSpec,
     /// The lower bounds of the buckets between 0.5 and 1; one bucket if the schema is 0 or lower.
-    bounds: Box<[f64]>,
+    bounds: Arc<[f64]>,
     zero: Count,
     positive: OnceLock<Side>,
     negative: OnceLock<Side>,
@@ -42,11 +42,22 @@ struct Side {
     infinite: Count,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Octave {
     page: OnceLock<Box<[Count]>>,
     /// Observations that are not in a page.
     whole: Count,
+}
+
+impl Clone for Side {
+    fn clone(&self) -> Self {
+        Self {
+            octaves: self.octaves.clone(),
+            pages: AtomicUsize::new(self.pages.load(Ordering::Relaxed)),
+            max_pages: self.max_pages,
+            infinite: self.infinite.clone(),
+        }
+    }
 }
 
 impl Native {

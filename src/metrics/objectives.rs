@@ -16,7 +16,7 @@ use crate::infer::is_late;
 use crate::timeline::Instant;
 
 /// The requests that an objective has counted.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Requests {
     good: Count,
     bad: Count,
@@ -25,7 +25,7 @@ struct Requests {
 /// One objective of one model.
 #[derive(Clone, Debug)]
 pub(super) struct Objective {
-    slo: String,
+    slo: Arc<str>,
     sli: Sli,
     /// The time in which a request must succeed; the maximum for any time.
     limit_ns: u64,
@@ -44,8 +44,7 @@ impl Objective {
         self.sli.as_str()
     }
 
-    /// Returns a number; `None` if the objective does not have it. Views read in the order of the file: the shipped one has good
-    /// requests before all requests, so that they are never more.
+    /// Returns a number; `None` if the objective does not have it.
     pub(super) fn read(&self, value: ObjectiveValue) -> Option<Number> {
         let (good, bad) = (self.requests.good.get(), self.requests.bad.get());
         let all = good.saturating_add(bad);
@@ -79,12 +78,24 @@ pub(super) struct Objectives {
     first: OnceLock<Box<Generation>>,
 }
 
+impl Clone for Objectives {
+    /// Copies the present objectives with the counts of this moment.
+    fn clone(&self) -> Self {
+        let copy = |objective: &Objective| Objective {
+            requests: Arc::new(Requests::clone(&objective.requests)),
+            ..objective.clone()
+        };
+        let objectives = self.current().iter().map(copy).collect();
+        Self { first: OnceLock::from(Box::new(Generation { objectives, next: OnceLock::new() })) }
+    }
+}
+
 impl Objectives {
     /// Follows a definition. Objectives that only get another share keep their counts.
     pub(super) fn define(&self, model: &ModelName, slos: &[Slo]) {
         let before = self.current();
         let covering = slos.iter().filter(|slo| slo.covers(model));
-        let wanted = covering.flat_map(|slo| slo.indicators().map(|indicator| (slo.name.clone(), indicator)));
+        let wanted = covering.flat_map(|slo| slo.indicators().map(|indicator| (Arc::from(&*slo.name), indicator)));
         let wanted = wanted.map(|(slo, (sli, limit_ns, share))| {
             let new = Objective { slo, sli, limit_ns: limit_ns.unwrap_or(u64::MAX), share, requests: Arc::default() };
             let kept = before.iter().find(|old| new.counts_as(old)).map(|old| Arc::clone(&old.requests));

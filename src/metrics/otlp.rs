@@ -104,7 +104,7 @@ impl Encoder {
     /// A delta begins at the last export that was [accepted](Self::accepted), so that a failed export loses nothing.
     pub fn encode(&mut self, cache: &Cache, now_ns: u64) -> Vec<Export> {
         let native = self.form.1 == Aggregation::Exponential;
-        let readings = Readings::new(cache).with(Details { exemplars: true, native });
+        let readings = Readings::new(cache, Details { exemplars: true, native });
         // Wall clocks may go back; times of data points may not.
         let now_ns = now_ns.max(self.last_ns);
         self.exports += 1;

@@ -1,5 +1,5 @@
 //! The only enumeration of series: the definition of each family, and the labels and value of each of its series. All
-//! views use it, so they agree.
+//! views use it, so they agree. The values are those of one moment: see [`transaction`](super::transaction).
 //!
 //! Labels are in no particular order: the metric's come first, then a model's namespace and tags. Families are in the
 //! order of `metrics.yaml`, models in that of name and version.
@@ -11,12 +11,13 @@ use super::alias::AliasCounts;
 use super::builtin::Builtin;
 use super::cache::Cache;
 use super::catalog::{Catalog, Kind, MetricSpec, Views};
+use super::counts::ModelCounts;
 use super::durations::own_or_defined;
-use super::family::Registry;
+use super::family::{Registry, Series};
 use super::labels::{Failure, InstanceState, Protocol};
 use super::native::Native;
 use super::reading::{Details, Histogram, Number, Reading};
-use super::series::ModelSeries;
+use super::series::{ModelReading, ModelSeries, RequestReading};
 use super::source::{LabelSet, ModelValue, Scale, Source, Stage};
 use super::unit::TimeUnit;
 use crate::timeline::SendReason;
@@ -48,28 +49,60 @@ impl Named {
     }
 }
 
-/// The series that exist at one moment. Their values are read when they are visited.
+/// The series that exist at one moment, and their values.
 #[derive(Debug)]
 pub struct Readings<C> {
     cache: C,
     registry: Arc<Registry>,
-    models: Vec<Arc<ModelSeries>>,
+    requests: RequestReading,
+    models: Vec<ModelReading>,
     /// `None` unless requests are counted by alias.
-    aliases: Option<Vec<Arc<AliasCounts>>>,
+    aliases: Option<Vec<AliasReading>>,
+    /// The series of each family whose values are in its series, by the position of the family. Empty for the others.
+    families: Vec<Vec<FamilyReading>>,
     details: Details,
 }
 
+/// The value of a series of a family.
+#[derive(Debug)]
+struct FamilyReading {
+    series: Arc<Series>,
+    value: Reading,
+}
+
+/// The counts of the requests by one alias.
+#[derive(Debug)]
+struct AliasReading {
+    alias: Arc<AliasCounts>,
+    counts: ModelCounts,
+}
+
 impl<C: Deref<Target = Cache>> Readings<C> {
-    /// Collects the series of the cache; histograms without exemplars and native buckets.
-    pub fn new(cache: C) -> Self {
-        let (registry, models, aliases) = (cache.registry(), cache.models(), cache.aliases());
-        Self { cache, registry, models, aliases, details: Details::default() }
+    /// Reads the cache, with these details.
+    pub fn new(cache: C, details: Details) -> Self {
+        let transactions = cache.transactions();
+        // Which series exist is read together with their values, so that an event that creates a series is read as a whole.
+        let (registry, requests, models, aliases, families) = transactions.snapshot(|| {
+            let registry = cache.registry();
+            let models = cache.models().into_iter().map(|series| ModelReading::copy(series, Some(details))).collect();
+            let aliases = cache.aliases().map(|all| all.into_iter().map(AliasReading::copy).collect());
+            let families = registry.families().iter().map(|family| FamilyReading::copy_all(family, details)).collect();
+            (registry, cache.requests().copy(), models, aliases, families)
+        });
+        Self { cache, registry, requests, models, aliases, families, details }
     }
 
-    /// Includes these details.
-    #[must_use]
-    pub fn with(self, details: Details) -> Self {
-        Self { details, ..self }
+    /// Reads only the counters of these models and of the server.
+    pub(super) fn of_counters<'m>(cache: C, models: impl Iterator<Item = &'m Arc<ModelSeries>>) -> Self {
+        let registry = cache.registry();
+        let details = Details::default();
+        let transactions = cache.transactions();
+        let (requests, models, aliases) = transactions.snapshot(|| {
+            let models = models.map(|series| ModelReading::copy(Arc::clone(series), None)).collect();
+            let aliases = cache.aliases().map(|all| all.into_iter().map(AliasReading::copy).collect());
+            (cache.requests().copy(), models, aliases)
+        });
+        Self { cache, registry, requests, models, aliases, families: Vec::new(), details }
     }
 
     /// Returns the definition of the metrics.
@@ -109,47 +142,64 @@ impl<C: Deref<Target = Cache>> Readings<C> {
     /// Visits every series of a family.
     pub fn each(&self, family: &Family, visit: Visit<'_>) {
         let spec = family.spec();
-        match spec.builtin.map(Builtin::source) {
-            None | Some(Source::Family | Source::UnloggedFamily) => {
-                let (all, mut labels) = (family.all(), Vec::with_capacity(spec.dimensions.len()));
-                for series in all.iter().filter(|series| !series.cell.is_empty()) {
+        match source_of(spec) {
+            Source::Family | Source::UnloggedFamily => {
+                let position = self.families().iter().position(|other| std::ptr::eq(&**other, family));
+                let all = position.and_then(|position| self.families.get(position)).map_or(&[][..], Vec::as_slice);
+                let mut labels = Vec::with_capacity(spec.dimensions.len());
+                for FamilyReading { series, value } in all {
                     labels.clear();
                     labels.extend(spec.labelled(series.labels()));
-                    visit(&labels, series.cell.read(self.details));
+                    visit(&labels, value.clone());
                 }
             }
-            Some(source) => {
+            source => {
                 self.of_server(source, visit);
                 self.models.iter().for_each(|model| self.of_model(model, (spec, source), visit));
             }
         }
     }
 
+    /// Returns the models.
+    pub(super) fn models(&self) -> &[ModelReading] {
+        &self.models
+    }
+
     /// Visits the series of the server itself.
     pub(super) fn of_server(&self, source: Source, visit: Visit<'_>) {
-        let (requests, hostname) = (self.cache.requests(), self.cache.hostname());
+        let hostname = self.cache.hostname();
         match source {
-            Source::Answers => requests.for_each_answer(|protocol, route, code, count| {
-                let labels = [("protocol", protocol.as_str()), ("route", route.as_str()), ("code", code)];
-                visit(&labels, whole(count));
-            }),
-            Source::RequestFailures => requests.for_each_failure(|protocol, route, reason, count| {
-                let labels = [("protocol", protocol.as_str()), ("route", route.as_str()), ("reason", reason.as_str())];
-                visit(&labels, whole(count));
-            }),
+            Source::Answers => {
+                for answers in &self.requests.answers {
+                    let code = answers.code();
+                    let labels =
+                        [("protocol", answers.protocol.as_str()), ("route", answers.route.as_str()), ("code", &*code)];
+                    visit(&labels, whole(answers.count));
+                }
+            }
+            Source::RequestFailures => {
+                for failures in &self.requests.failures {
+                    let labels = [
+                        ("protocol", failures.protocol.as_str()),
+                        ("route", failures.route.as_str()),
+                        ("reason", failures.reason.as_str()),
+                    ];
+                    visit(&labels, whole(failures.count));
+                }
+            }
             Source::HttpClass(class) => {
-                visit(&[("Level", "Host"), ("Hostname", hostname)], whole(requests.http_class(class)));
+                visit(&[("Level", "Host"), ("Hostname", hostname)], whole(self.requests.http_class(class)));
             }
             Source::OpenStreams => {
                 for protocol in Protocol::ALL {
-                    let open = requests.streams(protocol).get();
+                    let open = self.requests.streams(protocol);
                     visit(&[("protocol", protocol.as_str())], Reading::Number(Number::Signed(open)));
                 }
             }
             Source::Model(LabelSet::Alias, ModelValue::Count(count, scale)) => {
-                for alias in self.aliases.iter().flatten() {
+                for AliasReading { alias, counts } in self.aliases.iter().flatten() {
                     let [name, version] = [("model_name", &*alias.name), ("model_version", &*alias.version)];
-                    visit(&[name, version, ("hostname", hostname)], scaled(alias.counts.get(count), scale));
+                    visit(&[name, version, ("hostname", hostname)], scaled(counts.get(count), scale));
                 }
             }
             _ => {}
@@ -157,12 +207,13 @@ impl<C: Deref<Target = Cache>> Readings<C> {
     }
 
     /// Visits the series of one model in a family with this source. The model may have been unloaded.
-    pub(super) fn of_model(&self, model: &ModelSeries, (spec, source): (&MetricSpec, Source), visit: Visit<'_>) {
+    pub(super) fn of_model(&self, model: &ModelReading, (spec, source): (&MetricSpec, Source), visit: Visit<'_>) {
         let Source::Model(set, value) = source else { return };
         if set == LabelSet::Alias && self.aliases.is_some() {
             return;
         }
-        let mut labels = model.labels(set, self.cache.hostname());
+        let ModelReading { series, cells } = model;
+        let mut labels = series.labels(set, self.cache.hostname());
         let mut by = |label: &'static str, values: &mut dyn Iterator<Item = (&'static str, Reading)>| {
             for (value, reading) in values {
                 labels.push((label, value));
@@ -172,27 +223,29 @@ impl<C: Deref<Target = Cache>> Readings<C> {
         };
         match value {
             ModelValue::Failures => {
-                let counts = Failure::ALL.iter().zip(&model.failures);
+                let counts = Failure::ALL.iter().zip(&cells.failures);
                 by("reason", &mut counts.map(|(failure, count)| (failure.as_str(), whole(count.get()))));
             }
             ModelValue::Batches => {
-                let counts = SendReason::ALL.iter().zip(&model.sent);
+                let counts = SendReason::ALL.iter().zip(&cells.sent);
                 by("reason", &mut counts.map(|(reason, count)| (reason.as_str(), whole(count.get()))));
             }
             ModelValue::Instances => {
-                let level = |state: &InstanceState| model.level(|series| &series.instances[state.index()]);
-                let read = |state: &InstanceState| (state.as_str(), Reading::Number(Number::Signed(level(state))));
+                let read = |state: &InstanceState| {
+                    let level = cells.instances[state.index()].get();
+                    (state.as_str(), Reading::Number(Number::Signed(level)))
+                };
                 by("state", &mut InstanceState::ALL.iter().map(read));
             }
             ModelValue::Tenant(value) => {
-                for (tenant, usage) in model.tenants.all() {
+                for (tenant, usage) in cells.tenants.all() {
                     let tenant = self.cache.tenants().map_or("", |tenants| tenants.name(tenant));
                     let labels: Vec<(&str, &str)> = labels.iter().copied().chain([("tenant", tenant)]).collect();
                     visit(&labels, scaled(usage.get(value), value.scale()));
                 }
             }
             ModelValue::Objective(value) => {
-                for objective in model.objectives.current() {
+                for objective in cells.objectives.current() {
                     let Some(number) = objective.read(value) else { continue };
                     let pairs = [("slo", objective.slo()), ("sli", objective.sli())];
                     let labels: Vec<(&str, &str)> = labels.iter().copied().chain(pairs).collect();
@@ -208,18 +261,19 @@ impl<C: Deref<Target = Cache>> Readings<C> {
     }
 
     /// Returns the value of a metric with at most one series for each model.
-    fn of_value(&self, model: &ModelSeries, spec: &MetricSpec, value: ModelValue) -> Option<Reading> {
-        let durations = &model.durations;
+    fn of_value(&self, model: &ModelReading, spec: &MetricSpec, value: ModelValue) -> Option<Reading> {
+        let ModelReading { series, cells } = model;
+        let durations = &cells.durations;
         Some(match value {
-            ModelValue::Count(count, scale) => scaled(model.counts.get(count), scale),
-            ModelValue::CacheCount(count, scale) if model.cached() => scaled(model.counts.get(count), scale),
-            ModelValue::Pending => Reading::Number(Number::Signed(model.waiting())),
+            ModelValue::Count(count, scale) => scaled(cells.counts.get(count), scale),
+            ModelValue::CacheCount(count, scale) if series.cached() => scaled(cells.counts.get(count), scale),
+            ModelValue::Pending => Reading::Number(Number::Signed(cells.pending.get())),
             ModelValue::Durations(stage) => Reading::Histogram(durations.histogram(stage)?.read(self.details)),
             ModelValue::FirstResponse => Reading::Histogram(durations.first_response()?.read(self.details)),
-            ModelValue::Stream(value) if model.responses.is_on() => model.streams.read(value, self.details)?,
+            ModelValue::Stream(value) if cells.responses.is_on() => cells.streams.read(value, self.details)?,
             ModelValue::BatchSizes => Reading::Histogram(batch_sizes(model, spec, self.details)),
             // Triton does not show these for models whose requests are not all executed.
-            ModelValue::Quantiles(Stage::Request) if model.cached() => return None,
+            ModelValue::Quantiles(Stage::Request) if series.cached() => return None,
             ModelValue::Quantiles(stage) => Reading::Summary(durations.summary(stage)?.read()),
             ModelValue::CacheQuantiles(lookup) => Reading::Summary(durations.cache_summary(lookup)?.read()),
             ModelValue::CacheCount(..)
@@ -231,6 +285,29 @@ impl<C: Deref<Target = Cache>> Readings<C> {
             | ModelValue::Tenant(_) => return None,
         })
     }
+}
+
+impl AliasReading {
+    fn copy(alias: Arc<AliasCounts>) -> Self {
+        let counts = alias.counts.clone();
+        Self { alias, counts }
+    }
+}
+
+impl FamilyReading {
+    /// Copies the series of a family that have a value.
+    fn copy_all(family: &Family, details: Details) -> Vec<Self> {
+        if !matches!(source_of(family.spec()), Source::Family | Source::UnloggedFamily) {
+            return Vec::new();
+        }
+        let all = family.all().into_iter().filter(|series| !series.cell.is_empty());
+        all.map(|series| Self { value: series.cell.read(details), series }).collect()
+    }
+}
+
+/// Returns where the values of a metric are.
+fn source_of(spec: &MetricSpec) -> Source {
+    spec.builtin.map_or(Source::Family, Builtin::source)
 }
 
 fn whole(count: u64) -> Reading {
@@ -247,12 +324,12 @@ fn scaled(count: u64, scale: Scale) -> Reading {
 }
 
 /// Converts the statistics by batch size into a histogram.
-fn batch_sizes(model: &ModelSeries, spec: &MetricSpec, details: Details) -> Histogram {
-    let bounds = own_or_defined(&model.own_buckets, spec);
+fn batch_sizes(model: &ModelReading, spec: &MetricSpec, details: Details) -> Histogram {
+    let bounds = own_or_defined(&model.series.own_buckets, spec);
     let native = spec.native.filter(|_| details.native).map(Native::new);
     let mut buckets: Vec<(f64, u64)> = bounds.iter().copied().chain([f64::INFINITY]).map(|bound| (bound, 0)).collect();
     let mut sum = 0.0;
-    for (size, cell) in model.batches().iter() {
+    for (size, cell) in model.cells.batches().iter() {
         let size = *size as f64;
         sum += size * cell.count as f64;
         let at = bounds.partition_point(|&bound| bound < size);
@@ -296,7 +373,7 @@ mod tests {
 
     /// The label sets of every family with a built-in source.
     fn label_sets(cache: &Cache) -> Vec<(Builtin, Vec<(String, String)>)> {
-        let readings = Readings::new(cache);
+        let readings = Readings::new(cache, Details::default());
         let mut found = Vec::new();
         for family in readings.families() {
             let Some(builtin) = family.spec().builtin.filter(|builtin| !builtin.is_family()) else { continue };

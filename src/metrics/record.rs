@@ -6,8 +6,11 @@
 //! in the numbers of its model.
 //!
 //! The series of a load may have been replaced by those of a reload while the load still answers requests. Each function finds
-//! those that views show (`ModelSeries::current`). Levels (pending requests, instances) and the properties of a load (its
+//! those that views show (`ModelSeries::record`). Levels (pending requests, instances) and the properties of a load (its
 //! duration, memory and worker series) stay with the load.
+//!
+//! Each function that changes several cells is a [transaction](super::transaction). A caller whose event needs several functions
+//! begins one around them (`ModelSeries::begin`).
 
 mod connections;
 mod stores;
@@ -44,7 +47,7 @@ pub use workers::{states_lost, worker_loaded, worker_name, worker_removed};
 /// Counts a predict request that was parsed and whose model was found. The model's checks or the queue may still refuse it.
 pub fn inference_requested(series: &ModelSeries) {
     let series = series.current();
-    series.counts.requests.add(1);
+    series.cells.counts.requests.add(1);
     series.journal().notify();
 }
 
@@ -57,74 +60,91 @@ pub fn alias_requested(cache: &Cache, alias: &AliasCounts) {
 /// Counts a successful request by its alias.
 ///
 /// Call once for each request, before its (last) response is sent.
-pub fn alias_done(cache: &Cache, alias: &AliasCounts, timeline: &Timeline) {
-    alias.counts.client_ns.add(timeline.charged_ns());
-    alias.counts.client_queue_ns.add(timeline.queue_ns());
+pub fn alias_done(cache: &Cache, alias: &Arc<AliasCounts>, timeline: &Timeline) {
+    let charged_ns = timeline.charged_ns();
+    let queue_ns = timeline.queue_ns();
+    cache.transactions().apply(alias, move |alias| {
+        alias.counts.client_ns.add(charged_ns);
+        alias.counts.client_queue_ns.add(queue_ns);
+    });
     let Lines { latency, queue_latency } = alias.lines();
-    let lines = [(latency, timeline.charged_ns()), (queue_latency, timeline.queue_ns())];
+    let lines = [(latency, charged_ns), (queue_latency, queue_ns)];
     let lines = lines.iter().filter_map(|(line, ns)| line.as_ref().map(|line| (line, *ns as f64)));
     cache.journal().push_all(lines, "");
 }
 
 /// Counts a request that entered the queue (+1), or left it to be executed, rejected or cancelled (-1).
 pub fn request_pending(series: &ModelSeries, delta: i64) {
-    series.pending.add(delta);
+    series.cells.pending.add(delta);
 }
 
 /// Counts a successful request. `batch_size` is the request's own; 0 (the model does not batch) counts as 1.
 ///
 /// Call once for each request, before its response is sent.
 pub fn inference_done(series: &ModelSeries, timeline: &Timeline, batch_size: u64) {
-    let series = series.current();
-    client_done(&series, timeline, batch_size);
-    series.objectives.succeeded(timeline.request_ns());
+    let timeline = *timeline;
+    series.record(move |series| {
+        count_client(series, &timeline, batch_size);
+        series.cells.objectives.succeeded(timeline.request_ns());
+    });
 }
 
 /// Counts a request that succeeded after its client had left, like [`inference_done`]. For the objectives of the model it is
 /// cancelled, or too late if the client's deadline has passed.
 pub fn inference_abandoned(series: &ModelSeries, timeline: &Timeline, batch_size: u64, deadline: Option<Instant>) {
-    let series = series.current();
-    client_done(&series, timeline, batch_size);
+    let timeline = *timeline;
     let left = Failed::abandoned(deadline, timeline.request_end);
-    series.objectives.failed(left.fault, timeline.request_ns());
+    series.record(move |series| {
+        count_client(series, &timeline, batch_size);
+        series.cells.objectives.failed(left.fault, timeline.request_ns());
+    });
 }
 
-fn client_done(series: &ModelSeries, timeline: &Timeline, batch_size: u64) {
-    series.counts.client_ns.add(timeline.request_ns());
-    series.counts.client_queue_ns.add(timeline.queue_ns());
-    warmup_done(series, timeline, batch_size);
+fn count_client(series: &ModelSeries, timeline: &Timeline, batch_size: u64) {
+    series.cells.counts.client_ns.add(timeline.request_ns());
+    series.cells.counts.client_queue_ns.add(timeline.queue_ns());
+    count_success(series, timeline, batch_size);
 }
 
 /// Counts a successful warm-up request, as Triton does: like a request of a client, but neither for the objectives of the model nor
 /// for the metrics by alias (`ts_*`), which do not count it as a request.
 pub fn warmup_done(series: &ModelSeries, timeline: &Timeline, batch_size: u64) {
-    let series = series.current();
-    let (input, infer, output) = timeline.compute.durations_ns();
-    series.counts.success_count.add(1);
-    series.counts.success_ns.add(timeline.request_ns());
-    series.counts.queue_ns.add(timeline.queue_ns());
-    series.counts.compute_input_ns.add(input);
-    series.counts.compute_infer_ns.add(infer);
-    series.counts.compute_output_ns.add(output);
-    series.counts.inference_count.add(batch_size.max(1));
-    series.durations.observe(timeline);
+    let timeline = *timeline;
+    series.record(move |series| count_success(series, &timeline, batch_size));
+}
+
+fn count_success(series: &ModelSeries, timeline: &Timeline, batch_size: u64) {
+    let counts = &series.cells.counts;
+    counts.success_count.add(1);
+    counts.success_ns.add(timeline.request_ns());
+    counts.inference_count.add(batch_size.max(1));
+    count_execution(series, timeline);
+    series.cells.durations.observe(timeline);
     series.journal().notify();
+}
+
+/// Counts the queue and compute durations of one execution of a request.
+fn count_execution(series: &ModelSeries, timeline: &Timeline) {
+    let (input, infer, output) = timeline.compute.durations_ns();
+    let counts = &series.cells.counts;
+    counts.queue_ns.add(timeline.queue_ns());
+    counts.compute_input_ns.add(input);
+    counts.compute_infer_ns.add(infer);
+    counts.compute_output_ns.add(output);
 }
 
 /// Adds the queue and compute durations of one execution of a request of an iterative sequence that will be executed
 /// again, to the counters and to the distributions. The request itself is counted when it is done.
 pub fn inference_rescheduled(series: &ModelSeries, timeline: &Timeline) {
-    let series = series.current();
-    let (input, infer, output) = timeline.compute.durations_ns();
-    series.counts.queue_ns.add(timeline.queue_ns());
-    series.counts.client_queue_ns.add(timeline.queue_ns());
-    series.counts.compute_input_ns.add(input);
-    series.counts.compute_infer_ns.add(infer);
-    series.counts.compute_output_ns.add(output);
-    series.durations.observe_execution(timeline);
-    let line = series.times().queue_latency.clone();
-    series.journal().push_all(line.iter().map(|line| (line, timeline.queue_ns() as f64)), "");
-    series.journal().notify();
+    let timeline = *timeline;
+    series.record(move |series| {
+        count_execution(series, &timeline);
+        series.cells.counts.client_queue_ns.add(timeline.queue_ns());
+        series.cells.durations.observe_execution(&timeline);
+        let line = series.times().queue_latency.clone();
+        series.journal().push_all(line.iter().map(|line| (line, timeline.queue_ns() as f64)), "");
+        series.journal().notify();
+    });
 }
 
 /// Counts a request that the response cache answered; the look-up took `lookup_ns`. All compute stamps of the timeline
@@ -132,18 +152,21 @@ pub fn inference_rescheduled(series: &ModelSeries, timeline: &Timeline) {
 ///
 /// Call once for each request, before its response is sent.
 pub fn cache_hit(series: &ModelSeries, timeline: &Timeline, lookup_ns: u64) {
-    let series = series.current();
-    series.counts.success_count.add(1);
-    series.counts.success_ns.add(timeline.request_ns());
-    series.counts.queue_ns.add(timeline.queue_ns());
-    series.counts.client_ns.add(timeline.request_ns());
-    series.counts.client_queue_ns.add(timeline.queue_ns());
-    series.counts.cache_hits.add(1);
-    series.counts.cache_hit_ns.add(lookup_ns);
-    series.durations.observe_hit(timeline, lookup_ns);
-    series.objectives.succeeded(timeline.request_ns());
-    series.journal().push_all(latency_lines(&series.times(), timeline), "");
-    series.journal().notify();
+    let timeline = *timeline;
+    series.record(move |series| {
+        let counts = &series.cells.counts;
+        counts.success_count.add(1);
+        counts.success_ns.add(timeline.request_ns());
+        counts.queue_ns.add(timeline.queue_ns());
+        counts.client_ns.add(timeline.request_ns());
+        counts.client_queue_ns.add(timeline.queue_ns());
+        counts.cache_hits.add(1);
+        counts.cache_hit_ns.add(lookup_ns);
+        series.cells.durations.observe_hit(&timeline, lookup_ns);
+        series.cells.objectives.succeeded(timeline.request_ns());
+        series.journal().push_all(latency_lines(&series.times(), &timeline), "");
+        series.journal().notify();
+    });
 }
 
 /// Counts a successful request for which the response cache had no response. The insertion is added to the request's own time, which
@@ -152,14 +175,16 @@ pub fn cache_hit(series: &ModelSeries, timeline: &Timeline, lookup_ns: u64) {
 /// Call before the response is sent. The request's timeline also holds the time of the insertion, for the log lines of
 /// [`batch_times`], [`request_times`] and [`ensemble_done`].
 pub fn cache_miss(series: &ModelSeries, times: MissTimes) {
-    let series = series.current();
-    let both = times.lookup_ns.saturating_add(times.insertion_ns);
-    series.counts.success_ns.add(times.insertion_ns);
-    series.counts.client_ns.add(times.insertion_ns);
-    series.counts.cache_misses.add(1);
-    series.counts.cache_miss_ns.add(both);
-    series.durations.observe_miss(both);
-    series.journal().notify();
+    series.record(move |series| {
+        let both = times.lookup_ns.saturating_add(times.insertion_ns);
+        let counts = &series.cells.counts;
+        counts.success_ns.add(times.insertion_ns);
+        counts.client_ns.add(times.insertion_ns);
+        counts.cache_misses.add(1);
+        counts.cache_miss_ns.add(both);
+        series.cells.durations.observe_miss(both);
+        series.journal().notify();
+    });
 }
 
 /// The nanoseconds that the response cache took for a request whose response it did not have.
@@ -173,8 +198,8 @@ pub struct MissTimes {
 
 /// Adds exemplars with the trace of a successful request to its latencies. `now_ms` is the wall clock.
 pub fn inference_traced(series: &ModelSeries, timeline: &Timeline, trace: TraceId, now_ms: u64) {
-    let series = series.current();
-    series.durations.exemplify(timeline, trace, now_ms);
+    let timeline = *timeline;
+    series.record(move |series| series.cells.durations.exemplify(&timeline, trace, now_ms));
 }
 
 /// Counts response `number` (from 0) of a decoupled model to a request. `times` are the nanoseconds of execution (since the
@@ -182,20 +207,17 @@ pub fn inference_traced(series: &ModelSeries, timeline: &Timeline, trace: TraceI
 ///
 /// Call before the response is sent.
 pub fn response_done(series: &ModelSeries, number: u64, kind: ResponseKind, times: (u64, u64)) {
-    let series = series.current();
-    series.responses.add(number, kind, times);
+    series.record(move |series| series.cells.responses.add(number, kind, times));
 }
 
 /// Records the first response to a request, `ns` after the request's start.
 pub fn first_response(series: &ModelSeries, ns: u64) {
-    let series = series.current();
-    series.durations.observe_first_response(ns);
+    series.record(move |series| series.cells.durations.observe_first_response(ns));
 }
 
 /// Counts a batch that was sent to an instance.
 pub fn batch_sent(series: &ModelSeries, reason: SendReason) {
-    let series = series.current();
-    if let Some(cell) = series.sent.get(reason.index()) {
+    if let Some(cell) = series.current().cells.sent.get(reason.index()) {
         cell.add(1);
     }
 }
@@ -253,19 +275,21 @@ fn latency_lines<'a>(times: &'a Times, timeline: &Timeline) -> impl Iterator<Ite
 /// Counts the execution of a batch, successful or not. `total_batch` is the sum of the requests' batch sizes (0 counts
 /// as 1), `now_ms` the wall clock in milliseconds since 1970.
 pub fn batch_executed(series: &ModelSeries, total_batch: u64, compute: &ComputeStamps, now_ms: u64) {
-    let series = series.current();
     let (input, infer, output) = compute.durations_ns();
-    {
-        let mut batches = series.batches();
-        let cell = batches.entry(total_batch.max(1)).or_default();
-        cell.count += 1;
-        cell.compute_input_ns = cell.compute_input_ns.wrapping_add(input);
-        cell.compute_infer_ns = cell.compute_infer_ns.wrapping_add(infer);
-        cell.compute_output_ns = cell.compute_output_ns.wrapping_add(output);
-    }
-    series.counts.execution_count.add(1);
-    series.last_inference_ms.set(now_ms);
-    series.journal().notify();
+    series.record(move |series| {
+        {
+            let mut batches = series.cells.batches();
+            let cell = batches.entry(total_batch.max(1)).or_default();
+            cell.count += 1;
+            cell.compute_input_ns = cell.compute_input_ns.wrapping_add(input);
+            cell.compute_infer_ns = cell.compute_infer_ns.wrapping_add(infer);
+            cell.compute_output_ns = cell.compute_output_ns.wrapping_add(output);
+        }
+        series.cells.counts.execution_count.add(1);
+        // If the event was postponed, this time may be the earlier one of two, by the microseconds of a snapshot.
+        series.cells.last_inference_ms.set(now_ms);
+        series.journal().notify();
+    });
 }
 
 /// Counts a request that failed after entering the queue; `request_ns` is the time since its start. `error` is its
@@ -274,19 +298,23 @@ pub fn batch_executed(series: &ModelSeries, total_batch: u64, compute: &ComputeS
 /// Ignores reasons that only occur before the queue ([`Failure::of`] returns `None`), so callers may pass every error
 /// of an inference. The objectives of the model count these as well.
 pub fn inference_failed(series: &ModelSeries, error: impl Into<Failed>, request_ns: u64) {
-    let series = series.current();
     let Failed { reason, fault } = error.into();
-    series.objectives.failed(fault, request_ns);
-    warmup_failed(&series, reason, request_ns);
+    series.record(move |series| {
+        series.cells.objectives.failed(fault, request_ns);
+        count_failure(series, reason, request_ns);
+    });
 }
 
 /// Counts a failed warm-up request: as [`inference_failed`], but not for the objectives of the model.
 pub fn warmup_failed(series: &ModelSeries, reason: Reason, request_ns: u64) {
-    let series = series.current();
+    series.record(move |series| count_failure(series, reason, request_ns));
+}
+
+fn count_failure(series: &ModelSeries, reason: Reason, request_ns: u64) {
     let Some(failure) = Failure::of(reason) else { return };
-    if let Some(cell) = series.failures.get(failure.index()) {
+    if let Some(cell) = series.cells.failures.get(failure.index()) {
         cell.add(1);
-        series.failure_ns.add(request_ns);
+        series.cells.failure_ns.add(request_ns);
         series.journal().notify();
     }
 }
@@ -294,11 +322,12 @@ pub fn warmup_failed(series: &ModelSeries, reason: Reason, request_ns: u64) {
 /// Counts a request that was refused before it entered the queue: it is in no number of the model except those of its
 /// objectives and of the refusals of a full queue.
 pub fn inference_refused(series: &ModelSeries, reason: Reason) {
-    let series = series.current();
-    if reason == Reason::QueueFull {
-        series.counts.queue_refusals.add(1);
-    }
-    series.objectives.failed(Fault::from(reason), 0);
+    series.record(move |series| {
+        if reason == Reason::QueueFull {
+            series.cells.counts.queue_refusals.add(1);
+        }
+        series.cells.objectives.failed(Fault::from(reason), 0);
+    });
 }
 
 /// Creates the series of an ensemble with steps of these models.
@@ -320,9 +349,10 @@ pub fn ensemble_step(cache: &Cache, series: &ModelSeries, step: (usize, &str), n
 ///
 /// Call once for each request, before its response is sent.
 pub fn ensemble_done(cache: &Cache, series: &ModelSeries, timeline: &Timeline, done: EnsembleDone) {
+    let _transaction = series.begin();
+    batch_executed(series, done.batch_size, &timeline.compute, done.now_ms);
+    inference_done(series, timeline, done.batch_size);
     let current = series.current();
-    batch_executed(&current, done.batch_size, &timeline.compute, done.now_ms);
-    inference_done(&current, timeline, done.batch_size);
     current.journal().push_all(latency_lines(&current.times(), timeline), "");
     if let Some(histogram) = overhead_series(cache, series) {
         observe(Builtin::EnsembleOverhead, &histogram, done.overhead_ns);
@@ -372,7 +402,7 @@ fn overhead_series(cache: &Cache, series: &ModelSeries) -> Option<Arc<Series>> {
 
 /// Records the duration of a model's load in seconds, from the decision to load it to its first ready instance.
 pub fn model_load_duration(series: &ModelSeries, seconds: f64) {
-    series.counts.load_ns.set((seconds * 1e9).round() as u64);
+    series.cells.counts.load_ns.set((seconds * 1e9).round() as u64);
 }
 
 /// Counts a change of a model version, successful or not.
@@ -410,44 +440,45 @@ pub fn on_demand_waited(cache: &Cache, model: &str, ns: u64) {
 /// Records the memory that loading a model took: `bytes` of all instances' processes together, `pinned` bytes
 /// registered with device drivers, and the bytes on each GPU, by the GPU's number.
 pub fn memory_usage(series: &ModelSeries, (bytes, pinned): (u64, u64), gpus: Vec<(u32, u64)>) {
-    series.memory.set(bytes);
-    series.pinned.set(pinned);
-    *series.gpu_memory() = gpus;
+    series.cells.memory.set(bytes);
+    series.cells.pinned.set(pinned);
+    *series.cells.gpu_memory() = gpus;
 }
 
 /// Counts the answer to a request of any kind, including malformed and unknown ones. Call exactly once for each request.
 pub fn request_answered(cache: &Cache, protocol: Protocol, route: Route, outcome: Outcome) {
-    cache.requests().add(protocol, route, outcome);
-    cache.journal().notify();
+    cache.transactions().apply(cache.requests(), move |requests| requests.add(protocol, route, outcome));
 }
 
 /// Records a state change of an instance: `from` is `None` for a new instance, `to` for a removed one.
 pub fn instance_state(series: &ModelSeries, from: Option<InstanceState>, to: Option<InstanceState>) {
-    for (state, delta) in [(from, -1), (to, 1)] {
-        if let Some(cell) = state.and_then(|state| series.instances.get(state.index())) {
-            cell.add(delta);
+    series.record_here(move |series| {
+        for (state, delta) in [(from, -1), (to, 1)] {
+            if let Some(cell) = state.and_then(|state| series.cells.instances.get(state.index())) {
+                cell.add(delta);
+            }
         }
-    }
+    });
 }
 
 /// Counts a restart of a lost instance.
 pub fn instance_restarted(series: &ModelSeries) {
     let series = series.current();
-    series.counts.restarts.add(1);
+    series.cells.counts.restarts.add(1);
     series.journal().notify();
 }
 
 /// Counts an output that was passed on although its datatype or batch dimension differs from the model's configuration.
 pub fn output_mismatched(series: &ModelSeries) {
     let series = series.current();
-    series.counts.output_mismatches.add(1);
+    series.cells.counts.output_mismatches.add(1);
     series.journal().notify();
 }
 
 /// Counts metric samples of the model's workers that were dropped or refused.
 pub fn samples_dropped(series: &ModelSeries, count: u64) {
     let series = series.current();
-    series.counts.samples_dropped.add(count);
+    series.cells.counts.samples_dropped.add(count);
     series.journal().notify();
 }
 
@@ -461,6 +492,9 @@ mod iterative_tests;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod reload_tests;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod snapshot_tests;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;

@@ -48,6 +48,12 @@ pub(super) struct ResponseCells {
     cells: Mutex<BTreeMap<u64, ResponseCell>>,
 }
 
+impl Clone for ResponseCells {
+    fn clone(&self) -> Self {
+        Self { on: AtomicBool::new(self.is_on()), cells: Mutex::new(self.read()) }
+    }
+}
+
 impl ResponseCells {
     pub(super) fn is_on(&self) -> bool {
         self.on.load(Ordering::Relaxed)

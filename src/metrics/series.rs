@@ -1,12 +1,13 @@
 //! The cells of one loaded model version, and those of the server's requests.
 //!
 //! Each number is stored once, in nanoseconds or as an exact count; all metrics and the statistics extension are
-//! rendered from it. Only `metrics::record` writes here. Recording takes no lock except for batch sizes. A reader may
-//! see an event partly recorded while it is in progress.
+//! rendered from it. Only `metrics::record` writes here, within a [transaction](super::transaction). Recording takes no lock except
+//! for batch sizes and exemplars. Views read copies of the cells that a snapshot has made.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
 
 use super::atomic::{Count, Level};
 use super::counts::ModelCounts;
@@ -15,12 +16,14 @@ use super::family::{Registry, Series};
 use super::journal::{Journal, Line};
 use super::labels::{Failure, GRPC_CODES, InstanceState, Outcome, Protocol, Route};
 use super::objectives::{Fault, Objectives};
+use super::reading::Details;
 use super::responses::ResponseCells;
 use super::source::{HttpClass, LabelSet};
 use super::streams::StreamCells;
 use super::succession::{Current, Succession};
 use super::summary::CoarseClock;
 use super::tenants::{ByTenant, Tenants};
+use super::transaction::{Transaction, Transactions};
 use crate::error::Reason;
 use crate::id::ModelVersion;
 use crate::timeline::SendReason;
@@ -34,42 +37,112 @@ pub(super) struct BatchCell {
     pub(super) compute_output_ns: u64,
 }
 
-/// All series of one loaded model version. They start at 0 with the load and end with the unload.
-#[derive(Debug)]
-pub struct ModelSeries {
-    model: ModelVersion,
-    version: String,
-    tags: Vec<(String, String)>,
+/// The cells of one loaded model version, all at 0 at first.
+#[derive(Debug, Default)]
+pub(super) struct ModelCells {
     pub(super) counts: ModelCounts,
     pub(super) failures: [Count; Failure::ALL.len()],
     pub(super) failure_ns: Count,
     pub(super) last_inference_ms: Count,
-    /// Whether the model uses the response cache; other models have no such series.
-    cached: AtomicBool,
     pub(super) responses: ResponseCells,
     pub(super) streams: StreamCells,
     pub(super) pending: Level,
     pub(super) instances: [Level; InstanceState::ALL.len()],
-    /// The series of earlier loads that still have requests or instances, and those of the load that has replaced this one.
-    succession: Succession<ModelSeries>,
     /// Bytes by which loading increased the resident memory of all instances' processes.
     pub(super) memory: Count,
     /// Bytes that the instances have registered with GPU drivers (pinned memory).
     pub(super) pinned: Count,
     /// Bytes that the instances held on GPUs after loading, by the GPU's number.
     gpu_memory: Mutex<Vec<(u32, u64)>>,
-    /// The number of requests that [`ModelSeries::take_requested`] has returned.
-    taken: AtomicU64,
     /// By total batch size. The lock is held once for each execution, for a few additions.
     batches: Mutex<BTreeMap<u64, BatchCell>>,
     pub(super) durations: Durations,
     /// The service level objectives that cover the model.
     pub(super) objectives: Objectives,
     pub(super) tenants: ByTenant,
+    pub(super) sent: [Count; SendReason::ALL.len()],
+}
+
+impl ModelCells {
+    /// Returns the values of this moment. `distributions` are the requested details of distributions; `None` leaves these out.
+    fn copy(&self, distributions: Option<Details>) -> Self {
+        let (streams, durations) = distributions
+            .map(|details| (self.streams.copy(details), self.durations.copy(details)))
+            .unwrap_or_else(|| (self.streams.copy_counts(), Durations::default()));
+        Self {
+            counts: self.counts.clone(),
+            failures: self.failures.clone(),
+            failure_ns: self.failure_ns.clone(),
+            last_inference_ms: self.last_inference_ms.clone(),
+            responses: self.responses.clone(),
+            streams,
+            pending: self.pending.clone(),
+            instances: self.instances.clone(),
+            memory: self.memory.clone(),
+            pinned: self.pinned.clone(),
+            gpu_memory: Mutex::new(self.gpu_memory().clone()),
+            batches: Mutex::new(self.batches().clone()),
+            durations,
+            objectives: self.objectives.clone(),
+            tenants: self.tenants.clone(),
+            sent: self.sent.clone(),
+        }
+    }
+
+    /// Adds the levels of an earlier load, which still has requests or instances.
+    fn add_levels(&self, earlier: &ModelCells) {
+        self.pending.add(earlier.pending.get());
+        for (level, more) in self.instances.iter().zip(&earlier.instances) {
+            level.add(more.get());
+        }
+    }
+
+    pub(super) fn gpu_memory(&self) -> MutexGuard<'_, Vec<(u32, u64)>> {
+        self.gpu_memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn batches(&self) -> MutexGuard<'_, BTreeMap<u64, BatchCell>> {
+        self.batches.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A model version and the values of its cells at one moment. Levels include the remains of earlier loads.
+#[derive(Debug)]
+pub(super) struct ModelReading {
+    pub(super) series: Arc<ModelSeries>,
+    pub(super) cells: ModelCells,
+}
+
+impl ModelReading {
+    /// Copies the cells, as [`ModelCells::copy`]. Call it within a [snapshot](Transactions::snapshot).
+    pub(super) fn copy(series: Arc<ModelSeries>, distributions: Option<Details>) -> Self {
+        let cells = series.cells.copy(distributions);
+        for earlier in series.succession.predecessors() {
+            cells.add_levels(&earlier.cells);
+        }
+        Self { series, cells }
+    }
+}
+
+/// All series of one loaded model version. They start at 0 with the load and end with the unload.
+#[derive(Debug)]
+pub struct ModelSeries {
+    model: ModelVersion,
+    version: String,
+    tags: Vec<(String, String)>,
+    pub(super) cells: ModelCells,
+    /// Whether the model uses the response cache; other models have no such series.
+    cached: AtomicBool,
+    /// The series of earlier loads that still have requests or instances, and those of the load that has replaced this one.
+    succession: Succession<ModelSeries>,
+    /// The number of requests that [`ModelSeries::take_requested`] has returned.
+    taken: AtomicU64,
     /// The model's own buckets, by metric name.
     pub(super) own_buckets: Vec<(String, Vec<f64>)>,
-    pub(super) sent: [Count; SendReason::ALL.len()],
     owned: Mutex<Owned>,
+    /// These series, for events that are postponed.
+    this: Weak<ModelSeries>,
+    transactions: Arc<Transactions>,
     /// Replaced when the definition of the metrics changes; read once for each batch.
     times: RwLock<Times>,
     journal: Arc<Journal>,
@@ -106,8 +179,10 @@ impl ModelSeries {
         model: &ModelVersion,
         tags: &[(String, String)],
         own_buckets: Vec<(String, Vec<f64>)>,
-        (journal, tenants): (Arc<Journal>, Option<&Tenants>),
-    ) -> Self {
+        journal: Arc<Journal>,
+        tenants: Option<&Tenants>,
+        transactions: Arc<Transactions>,
+    ) -> Arc<Self> {
         let mut labels: Vec<(String, String)> = Vec::with_capacity(tags.len());
         for (key, value) in tags {
             let name: String = key.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
@@ -116,47 +191,63 @@ impl ModelSeries {
                 labels.push((name, value.clone()));
             }
         }
-        Self {
+        let cells = ModelCells { tenants: ByTenant::new(tenants), ..ModelCells::default() };
+        Arc::new_cyclic(|this| Self {
             model: model.clone(),
             version: model.version.to_string(),
             tags: labels,
-            counts: ModelCounts::default(),
-            failures: Default::default(),
-            failure_ns: Count::default(),
-            last_inference_ms: Count::default(),
+            cells,
             cached: AtomicBool::default(),
-            responses: ResponseCells::default(),
-            streams: StreamCells::default(),
-            pending: Level::default(),
-            instances: Default::default(),
             succession: Succession::default(),
-            memory: Count::default(),
-            pinned: Count::default(),
-            gpu_memory: Mutex::default(),
             taken: AtomicU64::default(),
-            batches: Mutex::default(),
-            durations: Durations::default(),
-            objectives: Objectives::default(),
-            tenants: ByTenant::new(tenants),
             own_buckets,
-            sent: Default::default(),
             owned: Mutex::default(),
+            this: Weak::clone(this),
+            transactions,
             times: RwLock::default(),
             journal,
             alias: OnceLock::new(),
+        })
+    }
+
+    /// Begins a transaction that further events of this thread are part of: readings see all of them or none.
+    ///
+    /// As [`Transactions::begin`], it must end before the thread waits for another one.
+    pub fn begin(&self) -> Transaction<'_> {
+        self.transactions.begin()
+    }
+
+    /// Applies an event to the series that views show: those of the latest load that has replaced this one, or these.
+    pub(super) fn record(&self, event: impl FnOnce(&ModelSeries) + Send + 'static) {
+        self.record_here(move |series| event(&series.current()));
+    }
+
+    /// Applies an event to these series.
+    pub(super) fn record_here(&self, event: impl FnOnce(&ModelSeries) + Send + 'static) {
+        let transaction = self.transactions.begin();
+        if !transaction.is_postponed() {
+            event(self);
+        } else if let Some(this) = self.this.upgrade() {
+            transaction.postpone(move || event(&this));
         }
+    }
+
+    /// Calls `copy` while no event changes a cell, and returns its result.
+    pub(super) fn snapshot<T>(&self, copy: impl FnOnce() -> T) -> T {
+        self.transactions.snapshot(copy)
     }
 
     /// Creates the distributions and objectives that the definition contains.
     pub(super) fn define(&self, registry: &Registry, clock: &Arc<CoarseClock>) {
-        self.objectives.define(&self.model.name, registry.catalog().slos());
-        self.durations.define(registry, clock, &self.own_buckets);
+        let cells = &self.cells;
+        cells.objectives.define(&self.model.name, registry.catalog().slos());
+        cells.durations.define(registry, clock, &self.own_buckets);
         if self.cached() {
-            self.durations.define_cache(registry, clock);
+            cells.durations.define_cache(registry, clock);
         }
-        if self.responses.is_on() {
-            self.durations.define_first_response(registry, &self.own_buckets);
-            self.streams.define(registry, &self.own_buckets);
+        if cells.responses.is_on() {
+            cells.durations.define_first_response(registry, &self.own_buckets);
+            cells.streams.define(registry, &self.own_buckets);
         }
     }
 
@@ -168,12 +259,6 @@ impl ModelSeries {
     /// Returns the series that views show for this load: those of the latest load that has replaced it, or these.
     pub(super) fn current(&self) -> Current<'_, ModelSeries> {
         self.succession.current(self)
-    }
-
-    /// Returns the sum of a level over this load and the remains of earlier loads.
-    pub(super) fn level(&self, of: impl Fn(&ModelSeries) -> &Level) -> i64 {
-        let before: i64 = self.succession.predecessors().iter().map(|other| of(other).get()).sum();
-        of(self).get() + before
     }
 
     /// Returns whether the model uses the response cache.
@@ -252,14 +337,15 @@ impl ModelSeries {
         self.owned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the number of waiting requests.
+    /// Returns the number of waiting requests of this load and the earlier ones.
     pub fn waiting(&self) -> i64 {
-        self.level(|series| &series.pending)
+        let before: i64 = self.succession.predecessors().iter().map(|other| other.cells.pending.get()).sum();
+        self.cells.pending.get() + before
     }
 
     /// Returns the number of requests so far.
     pub fn requested(&self) -> u64 {
-        self.counts.requests.get()
+        self.cells.counts.requests.get()
     }
 
     /// Returns the number of requests since the last call.
@@ -271,7 +357,7 @@ impl ModelSeries {
 
     /// Returns the number of successful requests, and the nanoseconds that they waited in the queue.
     pub fn queued(&self) -> (u64, u64) {
-        (self.counts.success_count.get(), self.counts.queue_ns.get())
+        (self.cells.counts.success_count.get(), self.cells.counts.queue_ns.get())
     }
 
     /// Returns the model version.
@@ -314,17 +400,10 @@ impl ModelSeries {
             }
         }
     }
-
-    pub(super) fn gpu_memory(&self) -> MutexGuard<'_, Vec<(u32, u64)>> {
-        self.gpu_memory.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn batches(&self) -> MutexGuard<'_, BTreeMap<u64, BatchCell>> {
-        self.batches.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-/// The number of HTTP statuses, 100 to 599.
+/// The HTTP statuses, 100 to 599.
+const LOWEST_STATUS: usize = 100;
 const STATUSES: usize = 500;
 
 /// Answers by protocol, route and status, and failures by protocol, route and reason. Every cell exists from the start,
@@ -337,10 +416,11 @@ pub(super) struct RequestSeries {
     grpc: Vec<Count>,
     failures: Vec<Count>,
     streams: [Level; Protocol::ALL.len()],
+    journal: Arc<Journal>,
 }
 
 impl RequestSeries {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(journal: Arc<Journal>) -> Self {
         let cells = |count: usize| std::iter::repeat_with(Count::default).take(count).collect();
         let routes = Route::ALL.len();
         Self {
@@ -349,13 +429,14 @@ impl RequestSeries {
             grpc: cells(routes * GRPC_CODES.len()),
             failures: cells(Protocol::ALL.len() * routes * Reason::ALL.len()),
             streams: Default::default(),
+            journal,
         }
     }
 
     /// Counts one answer. A status above the protocol's range counts as the highest one.
     pub(super) fn add(&self, protocol: Protocol, route: Route, outcome: Outcome) {
         let (cells, codes, code) = match protocol {
-            Protocol::Http => (&self.http, STATUSES, usize::from(outcome.code.saturating_sub(100))),
+            Protocol::Http => (&self.http, STATUSES, usize::from(outcome.code).saturating_sub(LOWEST_STATUS)),
             Protocol::Grpc => (&self.grpc, GRPC_CODES.len(), usize::from(outcome.code)),
         };
         if let Some(cell) = cells.get(route.index() * codes + code.min(codes - 1)) {
@@ -373,6 +454,7 @@ impl RequestSeries {
         {
             cell.add(1);
         }
+        self.journal.notify();
     }
 
     /// Returns the number of open streams of a protocol.
@@ -384,30 +466,35 @@ impl RequestSeries {
         }
     }
 
-    /// Returns the number of HTTP answers of a class.
-    pub(super) fn http_class(&self, class: HttpClass) -> u64 {
-        self.classes[class as usize].get()
-    }
-
-    /// Calls `each` with protocol, route, status and count of every series that was counted. Includes successful
-    /// `infer` even at 0, so that a rate includes the first requests.
-    pub(super) fn for_each_answer(&self, mut each: impl FnMut(Protocol, Route, &str, u64)) {
+    /// Returns the values of this moment. Call it within a [snapshot](Transactions::snapshot).
+    pub(super) fn copy(&self) -> RequestReading {
+        let mut reading = RequestReading {
+            answers: Vec::new(),
+            failures: Vec::new(),
+            classes: std::array::from_fn(|class| self.classes[class].get()),
+            streams: std::array::from_fn(|protocol| self.streams[protocol].get()),
+        };
         for (route, cells) in Route::ALL.into_iter().zip(self.http.chunks(STATUSES)) {
-            for (status, cell) in (100u16..).zip(cells) {
-                let count = cell.get();
-                if count > 0 || (route == Route::Infer && status == 200) {
-                    each(Protocol::Http, route, &status.to_string(), count);
-                }
+            for (code, cell) in cells.iter().enumerate() {
+                reading.add_answers(Answers { protocol: Protocol::Http, route, code, count: cell.get() });
             }
         }
         for (route, cells) in Route::ALL.into_iter().zip(self.grpc.chunks(GRPC_CODES.len())) {
-            for (code, cell) in GRPC_CODES.into_iter().zip(cells) {
-                let count = cell.get();
-                if count > 0 || (route == Route::Infer && code == "OK") {
-                    each(Protocol::Grpc, route, code, count);
+            for (code, cell) in cells.iter().enumerate() {
+                reading.add_answers(Answers { protocol: Protocol::Grpc, route, code, count: cell.get() });
+            }
+        }
+        for protocol in Protocol::ALL {
+            for route in Route::ALL {
+                for reason in Reason::ALL {
+                    let count = self.failures.get(failure_index(protocol, route, reason)).map_or(0, Count::get);
+                    if count > 0 || route == Route::Infer {
+                        reading.failures.push(Failures { protocol, route, reason, count });
+                    }
                 }
             }
         }
+        reading
     }
 
     /// Returns the number of answered inference requests, except those without access, and of those that failed through the
@@ -430,20 +517,68 @@ impl RequestSeries {
         let without_access = failed(|reason| matches!(reason, Reason::Restricted | Reason::Unauthenticated));
         (answered.saturating_sub(without_access), failed(|reason| Fault::from(reason) == Fault::Server))
     }
+}
 
-    /// Calls `each` with every series of failures that was counted, and with all reasons of `infer`.
-    pub(super) fn for_each_failure(&self, mut each: impl FnMut(Protocol, Route, Reason, u64)) {
-        for protocol in Protocol::ALL {
-            for route in Route::ALL {
-                for reason in Reason::ALL {
-                    let cell = self.failures.get(failure_index(protocol, route, reason));
-                    let count = cell.map_or(0, Count::get);
-                    if count > 0 || route == Route::Infer {
-                        each(protocol, route, reason, count);
-                    }
-                }
-            }
+/// The answers with one status.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Answers {
+    pub(super) protocol: Protocol,
+    pub(super) route: Route,
+    /// The position of the status among those of its protocol.
+    code: usize,
+    pub(super) count: u64,
+}
+
+impl Answers {
+    /// Returns the status.
+    pub(super) fn code(self) -> Cow<'static, str> {
+        match self.protocol {
+            Protocol::Http => Cow::Owned((self.code + LOWEST_STATUS).to_string()),
+            Protocol::Grpc => Cow::Borrowed(GRPC_CODES[self.code]),
         }
+    }
+}
+
+/// The failures with one reason.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Failures {
+    pub(super) protocol: Protocol,
+    pub(super) route: Route,
+    pub(super) reason: Reason,
+    pub(super) count: u64,
+}
+
+/// The values of [`RequestSeries`] at one moment.
+#[derive(Debug)]
+pub(super) struct RequestReading {
+    /// Every status that was counted. Includes successful `infer` even at 0, so that a rate includes the first requests.
+    pub(super) answers: Vec<Answers>,
+    /// Every reason that was counted, and all reasons of `infer`.
+    pub(super) failures: Vec<Failures>,
+    classes: [u64; 3],
+    streams: [i64; Protocol::ALL.len()],
+}
+
+impl RequestReading {
+    fn add_answers(&mut self, answers: Answers) {
+        let code = match answers.protocol {
+            Protocol::Http => 200 - LOWEST_STATUS,
+            // OK.
+            Protocol::Grpc => 0,
+        };
+        if answers.count > 0 || (answers.route == Route::Infer && answers.code == code) {
+            self.answers.push(answers);
+        }
+    }
+
+    /// Returns the number of HTTP answers of a class.
+    pub(super) fn http_class(&self, class: HttpClass) -> u64 {
+        self.classes[class as usize]
+    }
+
+    /// Returns the number of open streams of a protocol.
+    pub(super) fn streams(&self, protocol: Protocol) -> i64 {
+        self.streams[protocol.index()]
     }
 }
 

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::atomic::Count;
+use super::cache::Cache;
 use super::responses::{ResponseCell, Timed};
 use super::series::ModelSeries;
 
@@ -106,16 +107,28 @@ pub struct ModelStatistics {
     pub memory_usage: Vec<MemoryUsage>,
 }
 
-/// Reads the statistics of one model version from its cells.
+/// Reads the statistics of one model version from its cells, at one moment.
 pub fn of(series: &ModelSeries) -> ModelStatistics {
-    let cells = &series.counts;
+    series.snapshot(|| of_cells(series))
+}
+
+/// Reads the statistics of several model versions, all at the same moment.
+pub fn of_all<'s>(cache: &Cache, all: impl Iterator<Item = &'s ModelSeries>) -> Vec<ModelStatistics> {
+    cache.transactions().snapshot(|| all.map(of_cells).collect())
+}
+
+fn of_cells(series: &ModelSeries) -> ModelStatistics {
+    let cells = &series.cells.counts;
     let count = cells.success_count.get();
     let with = |cell: &Count| StatisticDuration { count, ns: cell.get() };
     let hits = cells.cache_hits.get();
     let computed = |cell: &Count| StatisticDuration { count: count.saturating_sub(hits), ns: cell.get() };
     let inference_stats = InferStatistics {
         success: with(&cells.success_ns),
-        fail: StatisticDuration { count: series.failures.iter().map(Count::get).sum(), ns: series.failure_ns.get() },
+        fail: StatisticDuration {
+            count: series.cells.failures.iter().map(Count::get).sum(),
+            ns: series.cells.failure_ns.get(),
+        },
         queue: with(&cells.queue_ns),
         compute_input: computed(&cells.compute_input_ns),
         compute_infer: computed(&cells.compute_infer_ns),
@@ -124,6 +137,7 @@ pub fn of(series: &ModelSeries) -> ModelStatistics {
         cache_miss: StatisticDuration { count: cells.cache_misses.get(), ns: cells.cache_miss_ns.get() },
     };
     let batch_stats = series
+        .cells
         .batches()
         .iter()
         .map(|(&batch_size, cell)| {
@@ -139,11 +153,12 @@ pub fn of(series: &ModelSeries) -> ModelStatistics {
     ModelStatistics {
         name: series.model().name.bare().to_owned(),
         version: series.version().to_owned(),
-        last_inference: series.last_inference_ms.get(),
+        last_inference: series.cells.last_inference_ms.get(),
         inference_count: cells.inference_count.get(),
         execution_count: cells.execution_count.get(),
         inference_stats,
         response_stats: series
+            .cells
             .responses
             .read()
             .iter()
@@ -171,7 +186,7 @@ fn response(cell: &ResponseCell) -> InferResponseStatistics {
 fn memory_usage(series: &ModelSeries) -> Vec<MemoryUsage> {
     let usage = |kind: &str, id, byte_size| MemoryUsage { kind: kind.to_owned(), id, byte_size };
     let known = |kind: &str, bytes: &Count| (bytes.get() > 0).then(|| usage(kind, 0, bytes.get()));
-    let own = [known("CPU", &series.memory), known("CPU_PINNED", &series.pinned)];
-    let gpus = series.gpu_memory();
+    let own = [known("CPU", &series.cells.memory), known("CPU_PINNED", &series.cells.pinned)];
+    let gpus = series.cells.gpu_memory();
     own.into_iter().flatten().chain(gpus.iter().map(|(index, bytes)| usage("GPU", i64::from(*index), *bytes))).collect()
 }

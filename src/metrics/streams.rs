@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::atomic::Count;
-use super::durations::{Buckets, definition};
+use super::durations::{Buckets, copy_of, definition};
 use super::family::Registry;
 use super::reading::{Details, Number, Reading};
 use super::source::{ModelValue, StreamValue};
@@ -21,10 +21,15 @@ pub struct StreamProgress {
 
 impl StreamProgress {
     /// Counts a response. Returns the arrival of the previous one, or `None` for the first.
-    fn advance(&self, now: Instant) -> Option<Instant> {
+    pub(super) fn advance(&self, now: Instant) -> Option<Instant> {
         let before = self.responses.fetch_add(1, Ordering::Relaxed);
         let latest = self.latest.swap(now.0, Ordering::Relaxed);
         (before > 0).then_some(Instant(latest))
+    }
+
+    /// Returns the number of responses so far.
+    pub(super) fn responses(&self) -> u64 {
+        self.responses.load(Ordering::Relaxed)
     }
 }
 
@@ -48,6 +53,22 @@ pub(super) struct StreamCells {
 }
 
 impl StreamCells {
+    /// Returns the values of this moment, with the requested details.
+    pub(super) fn copy(&self, details: Details) -> Self {
+        Self {
+            first: copy_of(&self.first, details),
+            interval: copy_of(&self.interval, details),
+            length: copy_of(&self.length, details),
+            responses: self.responses.clone(),
+            bytes: self.bytes.clone(),
+        }
+    }
+
+    /// Returns the values of this moment without the distributions.
+    pub(super) fn copy_counts(&self) -> Self {
+        Self { responses: self.responses.clone(), bytes: self.bytes.clone(), ..Self::default() }
+    }
+
     /// Creates the histograms that are defined and missing. `own` are the model's own buckets, by metric name.
     pub(super) fn define(&self, registry: &Registry, own: &[(String, Vec<f64>)]) {
         for (value, distribution) in [
@@ -61,19 +82,26 @@ impl StreamCells {
         }
     }
 
-    /// Counts a response with `bytes` bytes of tensors to the request that began at `started`.
-    pub(super) fn response(&self, progress: &StreamProgress, (started, now): (Instant, Instant), bytes: u64) {
-        match progress.advance(now) {
-            None => observe(&self.first, now.ns_since(started)),
-            Some(previous) => observe(&self.interval, now.ns_since(previous)),
-        }
+    /// Counts the first response to a request, `ns` after the request's start, with `bytes` bytes of tensors.
+    pub(super) fn first_response(&self, ns: u64, bytes: u64) {
+        observe(&self.first, ns);
+        self.add_response(bytes);
+    }
+
+    /// Counts a further response to a request, `ns` after the previous one.
+    pub(super) fn later_response(&self, ns: u64, bytes: u64) {
+        observe(&self.interval, ns);
+        self.add_response(bytes);
+    }
+
+    fn add_response(&self, bytes: u64) {
         self.responses.add(1);
         self.bytes.add(bytes);
     }
 
-    /// Counts a request that has ended.
-    pub(super) fn ended(&self, progress: &StreamProgress) {
-        observe(&self.length, progress.responses.load(Ordering::Relaxed));
+    /// Counts a request that has ended after this number of responses.
+    pub(super) fn ended(&self, responses: u64) {
+        observe(&self.length, responses);
     }
 
     pub(super) fn read(&self, value: StreamValue, details: Details) -> Option<Reading> {

@@ -46,6 +46,20 @@ pub(super) struct Summary {
     sum: AtomicU64,
 }
 
+impl Clone for Summary {
+    /// Copies the observations and values of this moment.
+    fn clone(&self) -> Self {
+        let copy = |cell: &AtomicU64| AtomicU64::new(cell.load(Ordering::Relaxed));
+        Self {
+            quantiles: self.quantiles.clone(),
+            clock: Arc::clone(&self.clock),
+            slots: self.slots.iter().map(copy).collect(),
+            count: copy(&self.count),
+            sum: copy(&self.sum),
+        }
+    }
+}
+
 impl Summary {
     pub(super) fn new(quantiles: &[f64], clock: &Arc<CoarseClock>) -> Self {
         let slots = std::iter::repeat_with(AtomicU64::default).take(SLOTS).collect();

@@ -103,7 +103,7 @@ impl Tenants {
 }
 
 /// What one tenant has used of a model.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Usage {
     succeeded: Count,
     failed: Count,
@@ -140,10 +140,15 @@ impl Usage {
 }
 
 /// What all tenants have used of one model. Empty if the server does not distinguish tenants.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct ByTenant(Vec<OnceLock<Box<Usage>>>);
 
 impl ByTenant {
+    /// Returns whether tenants are not distinguished.
+    pub(super) fn is_off(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Makes room for all tenants that may exist.
     pub(super) fn new(tenants: Option<&Tenants>) -> Self {
         let places = tenants.map_or(0, Tenants::places);

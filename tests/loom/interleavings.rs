@@ -1,9 +1,10 @@
-//! Explores the interleavings of the two sides of a ring of frames, and of the threads that add to and take a held sum, with `loom`
-//! (https://docs.rs/loom), which also lets loads return old values as far as the memory orderings permit. The code is that of the
-//! server: `src/wire/ring.rs` and `src/metrics/held_sum.rs` are compiled with doubles of the shared memory and of the atomics.
+//! Explores the interleavings of the two sides of a ring of frames, of the threads that add to and take a held sum, and of events and
+//! readings of metrics, with `loom` (https://docs.rs/loom), which also lets loads return old values as far as the memory orderings
+//! permit. The code is that of the server: `src/wire/ring.rs`, `src/metrics/held_sum.rs` and `src/metrics/transaction.rs` are compiled
+//! with doubles of the shared memory and of the atomics.
 //!
-//! A model ends with an error if a side sleeps for ever, if bytes differ, if a byte is read while it is written, or if an increment is
-//! lost or taken twice.
+//! A model ends with an error if a side sleeps for ever, if bytes differ, if a byte is read while it is written, if an increment is
+//! lost or taken twice, or if a reading sees a part of an event.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, unsafe_code)]
 
@@ -18,6 +19,10 @@ mod atomic;
 #[path = "../../src/metrics/held_sum.rs"]
 mod held_sum;
 
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../src/metrics/transaction.rs"]
+mod transaction;
+
 /// The shared memory of one execution of a model.
 mod shm {
     use std::cell::RefCell;
@@ -31,7 +36,17 @@ mod shm {
 
     pub(crate) mod atomic {
         pub(crate) use loom::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
+
+        pub(crate) fn order_accesses() {
+            fence(Ordering::SeqCst);
+        }
+
+        pub(crate) fn pause(_attempts: u32) {
+            loom::thread::yield_now();
+        }
     }
+
+    pub(crate) use loom::thread_local;
 
     use crate::ring::CAPACITY;
 
@@ -65,7 +80,7 @@ mod shm {
     pub(crate) struct SharedMemory(Arc<[OneRing; 2]>);
 
     // loom runs all threads of a model on one thread of the system.
-    thread_local! {
+    std::thread_local! {
         static MEMORY: RefCell<Option<Rc<SharedMemory>>> = const { RefCell::new(None) };
     }
 
@@ -118,7 +133,9 @@ use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
 use held_sum::HeldSum;
+use loom::sync::atomic::{AtomicU64, Ordering};
 use ring::{CAPACITY, Consumer, Producer};
+use transaction::Transactions;
 
 /// The socket over which a side wakes the other: each byte wakes once.
 #[derive(Default)]
@@ -231,6 +248,74 @@ fn increments_are_taken_once() {
     assert_eq!(taken, 4.0);
 }
 
+/// Two cells that each event changes together.
+struct Pair {
+    transactions: Transactions,
+    first: AtomicU64,
+    second: AtomicU64,
+}
+
+/// Two threads change both cells, and a third one the first of them because of what it has seen. Each reading sees whole events, and
+/// no event without its cause.
+fn readings_see_whole_events() {
+    let pair = std::sync::Arc::new(Pair {
+        transactions: Transactions::with_shards(2),
+        first: AtomicU64::new(0),
+        second: AtomicU64::new(0),
+    });
+    let writers: Vec<_> = (0..2)
+        .map(|_| {
+            let pair = pair.clone();
+            thread::spawn(move || {
+                pair.transactions.apply(&pair, |pair| {
+                    pair.first.fetch_add(1, Ordering::Relaxed);
+                    pair.second.fetch_add(1, Ordering::Relaxed);
+                });
+            })
+        })
+        .collect();
+    let read = || {
+        let values = || (pair.first.load(Ordering::Relaxed), pair.second.load(Ordering::Relaxed));
+        pair.transactions.snapshot(values)
+    };
+    let (first, second) = read();
+    assert_eq!(first, second);
+    for writer in writers {
+        writer.join().unwrap();
+    }
+    assert_eq!(read(), (2, 2));
+}
+
+/// An event of one thread causes one of another thread. No reading sees the second without the first.
+fn readings_see_causes() {
+    let pair = std::sync::Arc::new(Pair {
+        transactions: Transactions::with_shards(2),
+        first: AtomicU64::new(0),
+        second: AtomicU64::new(0),
+    });
+    let caused = Arc::new(loom::sync::atomic::AtomicBool::new(false));
+    let cause = {
+        let (pair, caused) = (pair.clone(), caused.clone());
+        thread::spawn(move || {
+            pair.transactions.apply(&pair, |pair| _ = pair.first.fetch_add(1, Ordering::Relaxed));
+            caused.store(true, Ordering::Release);
+        })
+    };
+    let effect = {
+        let pair = pair.clone();
+        thread::spawn(move || {
+            if caused.load(Ordering::Acquire) {
+                pair.transactions.apply(&pair, |pair| _ = pair.second.fetch_add(1, Ordering::Relaxed));
+            }
+        })
+    };
+    let values = || (pair.first.load(Ordering::Relaxed), pair.second.load(Ordering::Relaxed));
+    let (first, second) = pair.transactions.snapshot(values);
+    assert!(second <= first, "an effect without its cause");
+    cause.join().unwrap();
+    effect.join().unwrap();
+}
+
 /// Runs a model in all interleavings with at most `preemptions` switches that no thread waits for.
 fn explore(name: &str, preemptions: usize, model: fn()) {
     let mut builder = loom::model::Builder::new();
@@ -248,4 +333,6 @@ fn main() {
     explore("a sleeping consumer is woken", 5, a_sleeping_consumer_is_woken);
     explore("a sleeping producer is woken", 5, a_sleeping_producer_is_woken);
     explore("increments are taken once", 4, increments_are_taken_once);
+    explore("readings see whole events", 3, readings_see_whole_events);
+    explore("readings see causes", 3, readings_see_causes);
 }

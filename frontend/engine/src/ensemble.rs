@@ -183,6 +183,7 @@ impl<V: Member> Unanswered<V> {
         let now = clock::now();
         request_trace::failed(self.traced.as_ref(), &error, now);
         let failed = Failed::of(&error, self.deadline, now);
+        let _transaction = self.version.series().begin();
         record::ensemble_failed(self.version.series(), failed, now.ns_since(self.started));
         record::tenant_failed(self.version.series(), self.tenant, Reason::Internal);
         let message = in_ensemble(&self.version.config().name, &error.message);
@@ -196,6 +197,7 @@ impl<V: Member> Drop for Unanswered<V> {
         if !self.answered {
             let now = clock::now();
             let failed = Failed::abandoned(self.deadline, now);
+            let _transaction = self.version.series().begin();
             record::ensemble_failed(self.version.series(), failed, now.ns_since(self.started));
             record::tenant_failed(self.version.series(), self.tenant, Reason::Cancelled);
             request_trace::failed(self.traced.as_ref(), &InferError::cancelled(), now);
@@ -236,10 +238,13 @@ pub(crate) fn infer<M: Members>(
         };
         let (request, mut response, missed) = run.map_err(|error| unanswered.failed(error))?;
         unanswered.answered = true;
-        if let Some(times) = missed {
-            record_miss(version.series(), times, &mut response);
+        {
+            let _transaction = version.series().begin();
+            if let Some(times) = missed {
+                record_miss(version.series(), times, &mut response);
+            }
+            record_success(&request, &checked, &response.timeline);
         }
-        record_success(&request, &checked, &response.timeline);
         // An ensemble executes each request on its own.
         response.timeline.batch_size = checked.batch_size.max(1);
         Ok(response)
@@ -310,6 +315,7 @@ fn ended<M: Members>(running: &EnsembleRequest<M>) -> Timeline {
 /// Records a successful request.
 fn record_success<M: Members>(running: &EnsembleRequest<M>, checked: &Checked, timeline: &Timeline) {
     let EnsembleRequest { version, request, .. } = running;
+    let _transaction = version.series().begin();
     let now_ms = clock::wall_ms();
     let overhead_ns = running.overhead_ns(timeline.request_end);
     let done = EnsembleDone { batch_size: checked.batch_size, overhead_ns, now_ms };

@@ -8,13 +8,13 @@ use super::samples::escape_label;
 use super::{LOGS_ONLY, Labels, Names};
 use crate::metrics::cache::Cache;
 use crate::metrics::catalog::{MetricSpec, Mode};
-use crate::metrics::reading::Reading;
+use crate::metrics::reading::{Details, Reading};
 use crate::metrics::readings::Readings;
 use crate::metrics::tslog::push_double;
 
 /// Renders the requested samples; `help` returns the text after `# HELP`.
 pub fn render(cache: &Cache, names: &Names, help: impl Fn(&MetricSpec) -> String) -> String {
-    let readings = Readings::new(cache);
+    let readings = Readings::new(cache, Details::default());
     let mut out = String::new();
     for named in readings.named().iter().filter(|named| named.views().prometheus) {
         let (spec, before) = (named.spec(), out.len());

@@ -20,7 +20,7 @@ const MAX_EMPTY: i32 = 2;
 
 /// Encodes the requested families that have series.
 pub(super) fn encode(cache: &Arc<Cache>, names: &Names) -> Vec<u8> {
-    let readings = Readings::new(Arc::clone(cache)).with(Details { exemplars: true, native: true });
+    let readings = Readings::new(Arc::clone(cache), Details { exemplars: true, native: true });
     let mut encoded = Vec::new();
     let shown = readings.named();
     for named in shown.iter().filter(|named| named.views().prometheus && names.may_contain(&named.spec().name)) {

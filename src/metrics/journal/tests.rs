@@ -282,7 +282,7 @@ fn sums_of_latencies_are_exact_under_contention() {
             cache.journal().flush_held(&mut taken, add);
         }
     });
-    assert_eq!(logged, [model.counts.success_ns.get(), model.counts.queue_ns.get()]);
+    assert_eq!(logged, [model.cells.counts.success_ns.get(), model.cells.counts.queue_ns.get()]);
 }
 
 #[test]

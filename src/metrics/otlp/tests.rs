@@ -153,7 +153,7 @@ fn every_family_of_a_scrape_is_exported_once() {
     let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     record::inference_requested(&series);
     let metrics = decoded(&encoder(Temporality::Delta).encode(&cache, at(1)));
-    let readings = Readings::new(&cache);
+    let readings = Readings::new(&cache, Details::default());
     let mut expected: Vec<&str> = Vec::new();
     for family in readings.families().iter().filter(|family| family.views().prometheus) {
         let mut exists = false;

@@ -118,7 +118,7 @@ fn each_load_of_a_chain_counts_once_and_ends_by_itself() {
         inference_done(series, &TIMELINE, 1);
     };
     let success = |cache: &Arc<Cache>| {
-        cache.model(&ModelVersion::new("m", 1)).map_or(0, |series| series.counts.success_count.get())
+        cache.model(&ModelVersion::new("m", 1)).map_or(0, |series| series.cells.counts.success_count.get())
     };
     let first = load(&cache);
     event(&first);
@@ -163,7 +163,7 @@ fn levels_stay_with_their_load() {
     memory_usage(&first, (9, 0), Vec::new());
     assert_eq!(second.waiting(), 1);
     request_pending(&first, -1);
-    assert_eq!((second.waiting(), second.memory.get()), (0, 5));
+    assert_eq!((second.waiting(), second.cells.memory.get()), (0, 5));
     instance_state(&first, Some(InstanceState::Ready), None);
     let text = render(&cache, Format::Text);
     let ready = "pharos_instances{model=\"m\",version=\"1\",state=\"ready\"} 1\n";
@@ -179,7 +179,7 @@ fn a_load_that_is_shown_again_counts_itself() {
     cache.show_model(&first);
     inference_done(&first, &TIMELINE, 1);
     inference_done(&second, &TIMELINE, 1);
-    assert_eq!((first.counts.success_count.get(), second.counts.success_count.get()), (2, 0));
+    assert_eq!((first.cells.counts.success_count.get(), second.cells.counts.success_count.get()), (2, 0));
 }
 
 #[test]
@@ -212,5 +212,5 @@ fn no_event_is_lost_while_loads_are_replaced() {
             all.push(load(&cache));
         }
     });
-    assert_eq!(all.iter().map(|series| series.counts.success_count.get()).sum::<u64>(), 60_000);
+    assert_eq!(all.iter().map(|series| series.cells.counts.success_count.get()).sum::<u64>(), 60_000);
 }

@@ -9,19 +9,29 @@ use crate::timeline::Timeline;
 
 /// Charges a successful request to its tenant. Call it where the request counts as done or as a hit of the response cache.
 pub fn tenant_served(series: &ModelSeries, tenant: TenantId, timeline: &Timeline) {
-    let series = series.current();
-    if let Some(usage) = series.tenants.of(tenant) {
-        executed(usage, timeline);
-        usage.succeeded();
+    if series.cells.tenants.is_off() {
+        return;
     }
+    let timeline = *timeline;
+    series.record(move |series| {
+        if let Some(usage) = series.cells.tenants.of(tenant) {
+            executed(usage, &timeline);
+            usage.succeeded();
+        }
+    });
 }
 
 /// Charges one execution of a request that will be executed again.
 pub fn tenant_rescheduled(series: &ModelSeries, tenant: TenantId, timeline: &Timeline) {
-    let series = series.current();
-    if let Some(usage) = series.tenants.of(tenant) {
-        executed(usage, timeline);
+    if series.cells.tenants.is_off() {
+        return;
     }
+    let timeline = *timeline;
+    series.record(move |series| {
+        if let Some(usage) = series.cells.tenants.of(tenant) {
+            executed(usage, &timeline);
+        }
+    });
 }
 
 fn executed(usage: &Usage, timeline: &Timeline) {
@@ -31,8 +41,12 @@ fn executed(usage: &Usage, timeline: &Timeline) {
 
 /// Counts a failed request of a tenant, if the model counts it as failed.
 pub fn tenant_failed(series: &ModelSeries, tenant: TenantId, reason: Reason) {
-    let series = series.current();
-    if let Some(usage) = series.tenants.of(tenant).filter(|_| Failure::of(reason).is_some()) {
-        usage.failed();
+    if series.cells.tenants.is_off() {
+        return;
     }
+    series.record(move |series| {
+        if let Some(usage) = series.cells.tenants.of(tenant).filter(|_| Failure::of(reason).is_some()) {
+            usage.failed();
+        }
+    });
 }

@@ -362,7 +362,7 @@ fn concurrent_events_are_all_counted() {
         end.batch_stats.iter().map(|batch| batch.batch_size * batch.compute_infer.count).sum::<u64>(),
         end.inference_count
     );
-    assert_eq!((end.last_inference, series.pending.get()), (EACH - 1, 0));
+    assert_eq!((end.last_inference, series.cells.pending.get()), (EACH - 1, 0));
 }
 
 /// Prints the cost of recording; run with `--nocapture`.

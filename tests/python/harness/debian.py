@@ -28,12 +28,17 @@ def fetch(package: str, folder: Path) -> str:
         return f"{package} is not installed and apt-get or dpkg is missing: {skipped}"
     with tempfile.TemporaryDirectory() as downloads:
         # apt's sandbox user cannot write into this folder; apt then warns and downloads as the caller.
-        command = ["apt-get", "download", "-q", package]
-        try:
-            done = subprocess.run(command, cwd=downloads, capture_output=True, text=True, timeout=FETCH_S)
-        except subprocess.TimeoutExpired:
-            return f"apt-get download {package} took over {FETCH_S} s: {skipped}"
-        archive = next(Path(downloads).glob("*.deb"), None)
+        commands = [["apt-get", "download", "-q", package]]
+        if os.geteuid() == 0:
+            # The lists of a machine may name versions that the mirrors no longer have.
+            commands += [["apt-get", "update", "-q"], ["apt-get", "download", "-q", package]]
+        archive = None
+        while archive is None and commands:
+            try:
+                done = subprocess.run(commands.pop(0), cwd=downloads, capture_output=True, text=True, timeout=FETCH_S)
+            except subprocess.TimeoutExpired:
+                return f"apt-get download {package} took over {FETCH_S} s: {skipped}"
+            archive = next(Path(downloads).glob("*.deb"), None)
         if archive is None:
             return f"{package} cannot be downloaded, {skipped}: {done.stderr.strip()}"
         folder.mkdir(parents=True, exist_ok=True)

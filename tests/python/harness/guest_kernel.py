@@ -4,6 +4,9 @@ what the machine's kernel does not give them, such as control groups of version 
 The kernel is `linux.uml` of the PATH, or of Debian's package `user-mode-linux` unpacked in `~/.cache/pharos-guest-kernel`. `python -m
 harness.guest_kernel` downloads it if it is missing; `make test` runs that first. The guest cannot write files of the machine; its
 own are in memory, in `/run`. It has one processor, and no network but loopback.
+
+Not every machine can run it: Linux 6.1 cannot save the registers of processors with AMX, for example. `refusal` finds that out by a
+guest that runs one command.
 """
 
 import os
@@ -17,6 +20,15 @@ from harness.server import ROOT, binary
 
 CACHE = debian.cache("pharos-guest-kernel")
 MEMORY = "2G"
+TRIAL = """#!/bin/sh
+mount -t proc proc /proc
+exec > /dev/console 2>&1 < /dev/null
+/bin/true && echo '{ran}'
+echo o > /proc/sysrq-trigger
+while :; do sleep 1; done
+"""
+RAN = "the guest runs programs"
+TRIAL_S = 60
 INIT = """#!/bin/sh
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
@@ -64,12 +76,32 @@ def fetch() -> str:
     return failure or missing() or f"guest kernel: {program()}"
 
 
+def refusal(folder: Path) -> str:
+    """Returns why this machine runs no guest, found by a guest that runs one command; empty if it runs one. `folder` gets files of the
+    kernel."""
+    try:
+        output = boot(TRIAL.format(ran=RAN), folder, TRIAL_S)
+    except subprocess.TimeoutExpired:
+        return f"a guest that runs one command did not end within {TRIAL_S} s"
+    if RAN in output:
+        return ""
+    # The cause precedes the panic, which a long trace follows.
+    lines = [line.strip() for line in output.partition("Kernel panic")[0].split("\n") if line.strip()]
+    return f"this machine cannot run User-mode Linux: {lines[-1] if lines else 'it printed nothing'}"
+
+
 def run(module: Path, folder: Path, limit_s: float) -> str:
     """Runs the tests of a module in a guest with pytest, and returns what the guest has printed. `folder` gets files of the kernel."""
-    init = folder / "init"
     python = Path(sys.executable)
     path = f"{python.parent}:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    init.write_text(INIT.format(path=path, binary=binary(), python=python, root=ROOT, module=module))
+    return boot(INIT.format(path=path, binary=binary(), python=python, root=ROOT, module=module), folder, limit_s)
+
+
+def boot(script: str, folder: Path, limit_s: float) -> str:
+    """Starts a guest with this script as its first process, and returns what it has printed until it ended. `folder` gets files of the
+    kernel."""
+    init = folder / "init"
+    init.write_text(script)
     init.chmod(0o755)
     command = [program(), f"mem={MEMORY}", "rootfstype=hostfs", "rootflags=/", "ro", f"init={init}"]
     command += ["con=null", "con0=null,fd:1", "quiet", f"umid=pharos-{os.getpid()}", f"uml_dir={folder}"]

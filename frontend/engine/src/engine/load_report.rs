@@ -70,8 +70,16 @@ impl Engine {
     }
 
     fn sample(&self) -> Sample {
-        let (requests, errors) = self.inner.cache.inferences();
         let (cpu, memory) = self.inner.latest.host.utilization(clock::now());
-        Sample { cpu, memory, requests, errors, models: self.inner.loader.models().load_samples() }
+        let mut models = self.inner.loader.models().load_samples();
+        let ((requests, errors), queued) = self.inner.cache.transactions().snapshot(|| {
+            let queued: Vec<_> = models.iter().map(|(series, _)| series.queued()).collect();
+            (self.inner.cache.inferences(), queued)
+        });
+        for ((_, sample), (succeeded, queue_ns)) in models.iter_mut().zip(queued) {
+            sample.succeeded = succeeded;
+            sample.queue_ns = queue_ns;
+        }
+        Sample { cpu, memory, requests, errors, models: models.into_iter().map(|(_, sample)| sample).collect() }
     }
 }

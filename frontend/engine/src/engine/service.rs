@@ -175,7 +175,7 @@ impl Service for Engine {
         let unavailable = |text| InferError::new(ErrorCode::InvalidArg, Reason::UnknownModel, text);
         let all = self.inner.loader.models().all();
         if model.is_empty() {
-            return Ok(all.iter().map(|serving| statistics::of(&serving.series)).collect());
+            return Ok(statistics::of_all(&self.inner.cache, all.iter().map(|serving| &*serving.series)));
         }
         let resolved = self.resolve(model, "")?;
         let version = if resolved.is_some() { "" } else { version };
@@ -190,7 +190,7 @@ impl Service for Engine {
             _ => Some(parse_version(version)?),
         };
         let chosen = of_name.iter().filter(|serving| wanted.is_none_or(|wanted| serving.model.version == wanted));
-        let chosen: Vec<_> = chosen.map(|serving| statistics::of(&serving.series)).collect();
+        let chosen = statistics::of_all(&self.inner.cache, chosen.map(|serving| &*serving.series));
         if chosen.is_empty() {
             return Err(unavailable(format!("requested model version is not available for model '{model}'")));
         }

@@ -10,6 +10,7 @@ use pharos::metrics::record::{self, Failed};
 use pharos::timeline::{Instant, Timeline};
 use pharos::wire::{Done, OutputBlock};
 
+use super::cached::record_miss;
 use super::{Answer, Driver, Request, request_trace};
 use crate::wire::{Part, Scattered, SharedLink};
 use pharos_os::clock;
@@ -27,11 +28,27 @@ impl Driver {
             return self.finish_streams(requests, link, done, now.ns_since(since));
         }
         let parts: Vec<Arc<Part>> = requests.iter().map(|(_, request)| request.part.clone()).collect();
-        let mut answers = self.recorded((&requests, &parts), link, done, now);
-        for ((_, request), answer) in requests.iter_mut().zip(&mut answers) {
-            self.store(request.miss.take(), answer);
+        let mut answers = self.answers(&parts, link, done);
+        let misses = self.store_all(&mut requests, &answers);
+        {
+            // One event: readings see the batch together with all of its requests.
+            let _transaction = self.series.begin();
+            let batch_size = self.record_batch(&parts, done);
+            for (position, ((_, request), answer)) in requests.iter().zip(&mut answers).enumerate() {
+                if request.part.padding {
+                    // Padding has no reader and is not counted.
+                    *answer = Err(InferError::cancelled());
+                    continue;
+                }
+                let received = request.part.request.timeline;
+                let timeline = Timeline { compute: done.stamps, request_end: now, batch_size, ..received };
+                self.record(&request.part, answer, timeline, request.reply.is_closed());
+                if let (Some(times), Ok(response)) = (misses.get(position).copied().flatten(), answer) {
+                    record_miss(&self.series, times, response);
+                }
+            }
+            self.record_times(&answers, done, now.ns_since(since));
         }
-        self.record_times(&answers, done, now.ns_since(since));
         self.leave(requests.into_iter().zip(answers));
         link.send_released_if_many();
     }
@@ -48,8 +65,9 @@ impl Driver {
         since: Instant,
     ) -> Result<(), InferError> {
         let now = clock::now();
-        let batch_size = self.record_batch(parts, done);
         let mut answers = self.answers(parts, link, done);
+        let _transaction = self.series.begin();
+        let batch_size = self.record_batch(parts, done);
         for (part, answer) in parts.iter().zip(&mut answers) {
             let timeline = Timeline { compute: done.stamps, request_end: now, batch_size, ..part.request.timeline };
             match answer {
@@ -62,30 +80,6 @@ impl Driver {
         }
         self.record_times(&[], done, now.ns_since(since));
         answers.into_iter().try_for_each(|answer| answer.map(drop))
-    }
-
-    /// Returns one answer for each request, in batch order, after recording the batch except for [`Driver::record_times`].
-    fn recorded(
-        &self,
-        (requests, parts): (&[(RequestId, Request)], &[Arc<Part>]),
-        link: &SharedLink,
-        done: &Done,
-        now: Instant,
-    ) -> Vec<Answer> {
-        let batch_size = self.record_batch(parts, done);
-        let mut answers = self.answers(parts, link, done);
-        for ((_, Request { part, reply, .. }), answer) in requests.iter().zip(&mut answers) {
-            match part.padding {
-                false => {
-                    let request = part.request.timeline;
-                    let timeline = Timeline { compute: done.stamps, request_end: now, batch_size, ..request };
-                    self.record(part, answer, (timeline, reply.is_closed()));
-                }
-                // Padding has no reader and is not counted.
-                true => *answer = Err(InferError::cancelled()),
-            }
-        }
-        answers
     }
 
     /// Counts the execution of a batch. Returns its size as it is counted.
@@ -151,6 +145,7 @@ impl Driver {
 
     /// Records the end of a request that may have had several responses, and whether its client had left before.
     pub(super) fn record_one(&self, part: &Part, answer: &Answer, (timeline, is_abandoned): (&Timeline, bool)) {
+        let _transaction = self.series.begin();
         match answer {
             Ok(_) => {
                 self.record_served(part, timeline, is_abandoned);
@@ -175,13 +170,14 @@ impl Driver {
 
     /// Records that a request failed after it had entered the queue.
     pub(super) fn record_failed(&self, part: &Part, error: &InferError, request_ns: u64) {
+        let _transaction = self.series.begin();
         let now = part.request.timeline.request_start + Duration::from_nanos(request_ns);
         record::inference_failed(&self.series, Failed::of(error, part.request.deadline, now), request_ns);
         record::tenant_failed(&self.series, part.request.tenant, error.reason);
     }
 
     /// Adds the stamps to an answer, and records it and whether the client had left before.
-    fn record(&self, part: &Part, answer: &mut Answer, (timeline, is_abandoned): (Timeline, bool)) {
+    fn record(&self, part: &Part, answer: &mut Answer, timeline: Timeline, is_abandoned: bool) {
         request_trace::answered(&part.request, answer, Some(&timeline));
         match answer {
             Ok(response) => {

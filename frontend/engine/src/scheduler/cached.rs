@@ -15,7 +15,7 @@ use pharos::timeline::{CacheLookup, ComputeStamps};
 use tokio::sync::oneshot;
 
 use super::{Answer, Driver, OneReply, Reply, Request, lost, request_trace};
-use crate::cache::{Found, LookUpTimes, Miss, ModelCache};
+use crate::cache::{Found, LookUpTimes, ModelCache};
 use crate::wire::Part;
 use pharos_os::clock;
 
@@ -31,12 +31,15 @@ pub(crate) fn answer_found(
     timeline.compute = ComputeStamps { start: started, input_end: started, output_start: started, end: started };
     timeline.request_end = clock::now();
     timeline.cache = Some(CacheLookup::Hit);
-    record::cache_hit(series, timeline, ended.ns_since(started));
-    record::tenant_served(series, request.tenant, timeline);
-    request_trace::found(request, &response.outputs, timeline.request_end);
-    if let Some(trace) = request.trace {
-        record::inference_traced(series, timeline, trace, clock::wall_ms());
+    {
+        let _transaction = series.begin();
+        record::cache_hit(series, timeline, ended.ns_since(started));
+        record::tenant_served(series, request.tenant, timeline);
+        if let Some(trace) = request.trace {
+            record::inference_traced(series, timeline, trace, clock::wall_ms());
+        }
     }
+    request_trace::found(request, &response.outputs, timeline.request_end);
     response
 }
 
@@ -82,13 +85,26 @@ impl Driver {
         answer.await.unwrap_or_else(|_| lost())
     }
 
+    /// Stores the responses of a batch to requests that were not found, before they are sent. Returns the times that the cache took
+    /// for each request; empty if the model uses no cache.
+    pub(super) fn store_all(
+        &self,
+        requests: &mut [(RequestId, Request)],
+        answers: &[Answer],
+    ) -> Vec<Option<MissTimes>> {
+        if self.cache.is_none() {
+            return Vec::new();
+        }
+        requests.iter_mut().zip(answers).map(|((_, request), answer)| self.store(request, answer)).collect()
+    }
+
     /// Stores the response to a request that was not found, before it is sent. Errors are not stored; the next request that waits
     /// for the same response is executed.
-    pub(super) fn store(&self, miss: Option<Miss>, answer: &mut Answer) {
-        if let (Some(cache), Some(miss), Ok(response)) = (&self.cache, miss, answer) {
-            let times = if self.may_cache() { cache.store(miss, response) } else { miss.pass_on(response) };
-            record_miss(&self.series, times, response);
-        }
+    pub(super) fn store(&self, request: &mut Request, answer: &Answer) -> Option<MissTimes> {
+        let cache = self.cache.as_ref()?;
+        let miss = request.miss.take()?;
+        let response = answer.as_ref().ok()?;
+        Some(if self.may_cache() { cache.store(miss, response) } else { miss.pass_on(response) })
     }
 
     /// Returns whether responses may be found and stored in a response cache: all instances execute the loaded files.
@@ -121,8 +137,11 @@ impl Drop for LookUpGuard<'_> {
         let Some(id) = self.id.take() else { return };
         let now = clock::now();
         let ns = now.ns_since(self.request.timeline.request_start);
-        record::inference_failed(&self.driver.series, Failed::abandoned(self.request.deadline, now), ns);
-        record::tenant_failed(&self.driver.series, self.request.tenant, Reason::Cancelled);
+        {
+            let _transaction = self.driver.series.begin();
+            record::inference_failed(&self.driver.series, Failed::abandoned(self.request.deadline, now), ns);
+            record::tenant_failed(&self.driver.series, self.request.tenant, Reason::Cancelled);
+        }
         request_trace::failed(self.request.traced.as_ref(), &InferError::cancelled(), now);
         if self.driver.ordered {
             self.driver.turn(now, |state| {

@@ -8,6 +8,7 @@ use pharos::id::RequestId;
 use pharos::timeline::Timeline;
 use pharos::wire::{Done, Response, ToWorker};
 
+use super::cached::record_miss;
 use super::reschedule::stand_in;
 use super::{Answer, Driver, InFlight, Request, State, request_trace};
 use crate::wire::{Part, SharedLink};
@@ -69,9 +70,15 @@ impl Driver {
             response.parameters = frame.parameters;
         }
         request_trace::answered(&part.request, &answer, Some(&timeline));
-        self.store(request.miss.take(), &mut answer);
-        timeline = answer.as_ref().map_or(timeline, |response| response.timeline);
-        self.record_one(&part, &answer, (&timeline, request.reply.is_closed()));
+        let missed = self.store(&mut request, &answer);
+        {
+            let _transaction = self.series.begin();
+            if let (Some(times), Ok(response)) = (missed, &mut answer) {
+                record_miss(&self.series, times, response);
+                timeline = response.timeline;
+            }
+            self.record_one(&part, &answer, (&timeline, request.reply.is_closed()));
+        }
         self.turn(clock::now(), |state| self.finish(state, id, request, answer));
         link.send_released_if_many();
     }

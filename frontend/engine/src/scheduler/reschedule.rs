@@ -39,10 +39,13 @@ impl Driver {
                 let (_, request) = std::mem::replace(place, Request::padding(stand_in(&place.1.part)));
                 let part = &request.part;
                 let timeline = Timeline { compute: done.stamps, ..part.request.timeline };
-                record::inference_rescheduled(&self.series, &timeline);
-                record::tenant_rescheduled(&self.series, part.request.tenant, &timeline);
+                {
+                    let _transaction = self.series.begin();
+                    record::inference_rescheduled(&self.series, &timeline);
+                    record::tenant_rescheduled(&self.series, part.request.tenant, &timeline);
+                    record::request_pending(&self.series, 1);
+                }
                 request_trace::rescheduled(&part.request, &done.stamps, now);
-                record::request_pending(&self.series, 1);
                 let again = InferRequest {
                     timeline: Timeline { queue_start: now, ..part.request.timeline },
                     ..part.request.clone()

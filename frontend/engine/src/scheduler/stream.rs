@@ -420,7 +420,9 @@ impl Driver {
             Err(error) if error.code == ErrorCode::Cancelled => ResponseKind::Cancel,
             Err(_) => ResponseKind::Fail,
         };
+        request_trace::answered(&part.request, &answer, last.then_some(&timeline));
         let times = (stamps.output_start.ns_since(since), stamps.end.ns_since(stamps.output_start.max(since)));
+        let transaction = self.series.begin();
         record::response_done(&self.series, number, what, times);
         if number == 0 && !empty {
             record::first_response(&self.series, timeline.request_ns());
@@ -429,7 +431,6 @@ impl Driver {
             let times = (timeline.request_start, timeline.request_end);
             record::stream_response(&self.series, &flow.progress, times, response.byte_size());
         }
-        request_trace::answered(&part.request, &answer, last.then_some(&timeline));
         if let Err(error) = &answer {
             flow.failed.get_or_init(|| error.clone());
         }
@@ -440,6 +441,7 @@ impl Driver {
                 None => self.record_one(&part, &answer, (&timeline, is_abandoned)),
             }
         }
+        drop(transaction);
         let item = Item { streamed: Streamed { answer, last, empty }, costs_credit };
         // Credit guarantees room in the channel; a send fails only if the client has disconnected.
         let _ = sender.try_send(item);

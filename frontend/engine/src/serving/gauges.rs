@@ -143,13 +143,14 @@ impl ModelTable {
         }
     }
 
-    /// Returns the load of each version with instances, for load reports.
-    pub(crate) fn load_samples(&self) -> Vec<ModelSample> {
+    /// Returns the load of each version with instances, for load reports: levels and busy time. The caller adds the counters of its
+    /// series, those of all models at one moment.
+    pub(crate) fn load_samples(&self) -> Vec<(Arc<ModelSeries>, ModelSample)> {
         let now = clock::now();
         let sample = |live: ExecutingVersion| {
             let driver = live.executor.driver()?;
-            let (load, (succeeded, queue_ns)) = (driver.load(now), driver.series.queued());
-            Some(ModelSample {
+            let load = driver.load(now);
+            let sample = ModelSample {
                 name: live.model.name.full().into(),
                 id: Arc::as_ptr(driver).addr(),
                 executing: load.executing as u64,
@@ -157,9 +158,10 @@ impl ModelTable {
                 slots: load.slots,
                 instances: load.instances as u64,
                 busy_ns: load.busy_ns,
-                succeeded,
-                queue_ns,
-            })
+                succeeded: 0,
+                queue_ns: 0,
+            };
+            Some((Arc::clone(&driver.series), sample))
         };
         self.live().into_iter().filter_map(sample).collect()
     }
