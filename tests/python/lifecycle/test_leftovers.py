@@ -79,8 +79,9 @@ def test_files_of_a_killed_server_are_removed_at_the_next_start(serve, tmp_path)
     killed.process.kill()
     killed.process.wait()
     temporary = tmp_path / "tmp"
-    left = [name for name in names(temporary) if name.startswith(f"pharos-load-{killed.process.pid}-")]
-    assert len(left) == 1 and len(names(temporary)) == 2
+    left = [name for name in names(temporary) if f"-{killed.process.pid}-" in name]
+    # The files of the load, and the directory of its sandbox.
+    assert len(left) == 2 and len(names(temporary)) == 4
     for name in ("pharos-load-1-0", "pharos-store-mine", "pharos-torchserve-1-0"):
         (temporary / name / "models").mkdir(parents=True)
         (temporary / name / "lock").write_text("")

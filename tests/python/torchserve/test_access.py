@@ -89,8 +89,10 @@ class Guarded(Home):
 
     def __init__(self, folder, arguments=(), options=()):
         super().__init__(folder, ["load_models=all"], arguments)
-        self.command += options
-        self.mark = folder / "evil-was-here"
+        # The model runs in a sandbox.
+        self.mark = folder / "written/evil-was-here"
+        self.mark.parent.mkdir()
+        self.command += [*options, f"--worker-sandbox-write={self.mark.parent}"]
         self.archive("m")
         self.keys = {}
 
