@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::InferRequest;
-use pharos::repository::{LoadScope, Override, parse_version};
+use pharos::repository::{Override, parse_version};
 use pharos::wire::Verb;
 
 use super::Loader;
