@@ -52,15 +52,15 @@ def home_of(folder, mode, definition=DEFINED, detect=False, **handlers):
 
 def store(home, name, record, version="1.0"):
     """Writes the archive of a model to the model store."""
-    content = files(name, HANDLER.replace("{record}", record)) | {}
+    content = files(name, HANDLER.replace("{record}", record))
     content["MAR-INF/MANIFEST.json"] = content["MAR-INF/MANIFEST.json"].replace('"1.0"', f'"{version}"', 1)
     (home.store / f"{name}-{version}.mar").write_bytes(zipped(content))
 
 
 def series(home, name) -> dict:
-    """Returns the values of a metric by its labels, without the host's."""
+    """Returns the values of a metric by its labels, without the host's and what follows the last comma of TorchServe's form."""
     return {
-        tuple((label, value) for label, value in labels if label != "Hostname"): value
+        tuple((label, value) for label, value in labels if label not in ("", "Hostname")): value
         for (metric, labels), value in home.scrape().items()
         if metric == name
     }

@@ -22,7 +22,7 @@ def test_start_and_stop(launcher):
     pid = launcher.pid()
     assert alive(pid)
     # SageMaker's toolkit waits for the process that has exactly this argument.
-    assert "org.pytorch.serve.ModelServer" in command_line(pid)
+    assert b"org.pytorch.serve.ModelServer" in command_line(pid)
     eventually("the model is ready", lambda: answers(launcher, "/predictions/renamed") == 200)
     again = launcher.run("--start", *words)
     assert (again.returncode, alive(pid)) == (1, True)
