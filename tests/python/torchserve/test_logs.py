@@ -209,4 +209,6 @@ def test_recorded_configurations_start_the_server(mode, tmp_path):
         shown = kinds("\n".join(peer.scrape()))
         wanted = kinds(golden_scrape(mode))
         missing = {name: kind for name, kind in wanted.items() if shown.get(name) != kind}
-        assert not {name for name in missing if name in SHIPPED}, missing
+        # Left out of the file for detection, and so off.
+        off = {"PredictionTime"} if mode.endswith("_auto") else set()
+        assert not {name for name in missing if name in SHIPPED} - off, missing
