@@ -251,7 +251,7 @@ mod tests {
         ] {
             assert_eq!(brought(sent, PYTHON, &["model.py"]), expected, "{sent}");
         }
-        assert_eq!(brought(r#"{"backend":"python"}"#, "", &["model.onnx", "model.py"]), "backend platform");
+        assert_eq!(brought(r#"{"backend":"python"}"#, "", &["model.onnx", "model.py"]), "platform backend");
         assert_eq!(brought(r#"{"runtime":"x.so"}"#, "", &["model.onnx"]), "runtime");
     }
 

@@ -225,7 +225,8 @@ fn draw_models(frame: &mut Frame<'_>, area: Rect, (models, view): (&[Model], &mu
     heads.extend(COLUMNS.iter().zip(1..).map(|(column, at)| right(format!("{}{}", column.head, arrow(at)))));
     let others: u16 = COLUMNS.iter().map(|column| column.width + 1).sum();
     let names = area.width.saturating_sub(others + 2 * (NUMBERS + 1)).max(NAMES);
-    let rows = models.iter().skip(view.first).map(|model| {
+    // A row takes kilobytes, so only those on the screen are made.
+    let rows = models.iter().skip(view.first).take(view.room).map(|model| {
         let ready = match (model.ready, model.instances) {
             (Some(ready), Some(all)) => format!("{}/{}", number(Some(ready)), number(Some(all))),
             _ if model.load_failed && model.version.is_empty() => "failed".to_owned(),

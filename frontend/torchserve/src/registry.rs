@@ -162,7 +162,8 @@ impl Registry {
 
     /// Opens an archive and registers it as a version of a model, without starting workers.
     async fn add(self: &Arc<Self>, url: &str, asked: RegistrationParameters) -> Result<Arc<Version>, Refused> {
-        if let Some(workers) = asked.model.min_workers.filter(|_| !asked.at_start) {
+        // More than the engine allows is refused with the deployment.
+        if let Some(workers) = asked.model.min_workers.filter(|workers| !asked.at_start && *workers <= MAX_INSTANCES) {
             self.check_workers("initial_workers", workers, 0)?;
         }
         let (settings, place, wanted) = (self.settings.clone(), url.to_owned(), asked.clone());

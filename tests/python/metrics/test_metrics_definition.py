@@ -92,7 +92,7 @@ def test_a_bad_file_is_refused_with_its_position(tmp_path, text, message):
 def test_what_a_file_contains_does_not_control_the_terminal(tmp_path):
     file = tmp_path / "metrics.yaml"
     file.write_text('mode: "a\\e[31m\\u202Eb"\n')
-    for args in (["metrics", "check", file], ["metrics", "list", file], ["slo", "rules", file]):
+    for args in (["metrics", "check", file], ["metrics", "list", file], ["slo", "rules", f"--metrics-config={file}"]):
         result = run(*args)
         assert result.returncode == 1 and "\\u{1b}[31m\\u{202e}" in result.stderr, result
         assert "\x1b" not in result.stderr + result.stdout and "\u202e" not in result.stderr
