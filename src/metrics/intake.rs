@@ -480,7 +480,7 @@ model_metrics:
                 print(&cache, &model, line).unwrap();
             }
             assert!(["PredictionTime", "HandlerTime", "Off"].iter().all(|name| cache.find(name).is_none()));
-            assert_eq!(model.counts.samples_dropped.get(), 0);
+            assert_eq!(model.cells.counts.samples_dropped.get(), 0);
         }
     }
 

@@ -221,7 +221,7 @@ fn samples_belong_to_the_batch_of_their_thread_or_to_given_requests() {
     series.add_or_update_for(4.0, Requests::Id("its,own"));
     series.add_or_update_for(5.0, Requests::None);
     std::thread::scope(|scope| drop(scope.spawn(|| series.add_or_update(6.0))));
-    let done = |error| self::done(ComputeStamps::default(), error);
+    let done = |error| done(ComputeStamps::default(), error);
     world.metrics.batch_executed(&done(None), Some(Instant(0)));
     series.add_or_update(7.0);
     world.metrics.batch_begins(&requests(&["first", &"x".repeat(8000)]));
