@@ -610,7 +610,10 @@ model_metrics:
         let kind = cache.resolve(&definition("Level", Kind::Counter, &[])).unwrap_err();
         assert_eq!(kind.to_string(), "metric `Level` is a gauge, not a counter");
         let labels = cache.resolve(&definition("Orders", Kind::Counter, &[("shop", "a"), ("x", "b")])).unwrap_err();
-        assert_eq!(labels.to_string(), "metric `Orders` has the dimensions [shop], but [shop, x] were given");
+        let expected = "metric `Orders` has no dimension `x`, only [shop]; add it to the metric's `dimensions` in metrics.yaml";
+        assert_eq!(labels.to_string(), expected);
+        let labels = cache.resolve(&definition("Orders", Kind::Counter, &[])).unwrap_err();
+        assert_eq!(labels.to_string(), "metric `Orders` has the dimensions [shop], but [] were given");
         let long = definition("Orders", Kind::Counter, &[("shop", &"x".repeat(MAX_LABEL_BYTES + 1))]);
         assert!(matches!(cache.resolve(&long), Err(SampleError::LabelTooLong { length: 257, .. })));
         let builtin = cache.resolve(&definition("QueueTime", Kind::Gauge, &[("Level", "a")])).unwrap_err();
