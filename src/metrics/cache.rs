@@ -610,7 +610,8 @@ model_metrics:
         let kind = cache.resolve(&definition("Level", Kind::Counter, &[])).unwrap_err();
         assert_eq!(kind.to_string(), "metric `Level` is a gauge, not a counter");
         let labels = cache.resolve(&definition("Orders", Kind::Counter, &[("shop", "a"), ("x", "b")])).unwrap_err();
-        let expected = "metric `Orders` has no dimension `x`, only [shop]; add it to the metric's `dimensions` in metrics.yaml";
+        let expected =
+            "metric `Orders` has no dimension `x`, only [shop]; add it to the metric's `dimensions` in metrics.yaml";
         assert_eq!(labels.to_string(), expected);
         let labels = cache.resolve(&definition("Orders", Kind::Counter, &[])).unwrap_err();
         assert_eq!(labels.to_string(), "metric `Orders` has the dimensions [shop], but [] were given");
