@@ -17,7 +17,7 @@ use std::sync::atomic::AtomicU64;
 use memmap2::{MmapOptions, MmapRaw, UncheckedAdvice};
 use rustix::fs::{MemfdFlags, SealFlags};
 
-/// What `tests/loom` replaces in the modules that it compiles: atomics, and the thread-local memory below.
+/// What `tests/loom` replaces in the modules that it compiles: atomics, and the macro for thread-local memory below.
 pub(crate) mod atomic {
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
 
@@ -33,7 +33,17 @@ pub(crate) mod atomic {
     }
 }
 
-pub(crate) use std::thread_local;
+/// Declares thread-local memory with a constant initial value.
+macro_rules! constant_thread_local {
+    ($(#[$attribute:meta])* static $name:ident: $kind:ty = $initial:expr;) => {
+        std::thread_local! {
+            $(#[$attribute])*
+            static $name: $kind = const { $initial };
+        }
+    };
+}
+
+pub(crate) use constant_thread_local;
 
 /// Creates an anonymous file of `len` bytes, all zero, sealed against shrinking, growing and further seals.
 ///

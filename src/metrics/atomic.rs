@@ -16,6 +16,14 @@ impl Count {
         self.0.store(value, Ordering::Relaxed);
     }
 
+    /// Sets the value, unless it is below the present one by at most `late`: then it is one that was set before and arrives late.
+    pub(super) fn set_unless_late(&self, value: u64, late: u64) {
+        let is_late = |present: u64| value < present && present - value <= late;
+        let next = |present: u64| (!is_late(present)).then_some(value);
+        // A late value changes nothing.
+        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+    }
+
     pub(super) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }

@@ -272,6 +272,10 @@ fn latency_lines<'a>(times: &'a Times, timeline: &Timeline) -> impl Iterator<Ite
     lines.into_iter().flatten()
 }
 
+/// The time by which an event may be recorded after later ones: those of other threads, and those during a snapshot. A wall clock that is
+/// set back by more takes effect.
+const LATE_MS: u64 = 1000;
+
 /// Counts the execution of a batch, successful or not. `total_batch` is the sum of the requests' batch sizes (0 counts
 /// as 1), `now_ms` the wall clock in milliseconds since 1970.
 pub fn batch_executed(series: &ModelSeries, total_batch: u64, compute: &ComputeStamps, now_ms: u64) {
@@ -286,8 +290,7 @@ pub fn batch_executed(series: &ModelSeries, total_batch: u64, compute: &ComputeS
             cell.compute_output_ns = cell.compute_output_ns.wrapping_add(output);
         }
         series.cells.counts.execution_count.add(1);
-        // If the event was postponed, this time may be the earlier one of two, by the microseconds of a snapshot.
-        series.cells.last_inference_ms.set(now_ms);
+        series.cells.last_inference_ms.set_unless_late(now_ms, LATE_MS);
         series.journal().notify();
     });
 }

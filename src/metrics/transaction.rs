@@ -21,7 +21,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::shm::atomic::{AtomicU64, Ordering, order_accesses, pause};
-use crate::shm::thread_local;
+use crate::shm::constant_thread_local;
 
 /// A postponed change.
 type Change = Box<dyn FnOnce() + Send>;
@@ -49,13 +49,13 @@ struct Running {
     is_postponed: bool,
 }
 
-thread_local! {
-    static RUNNING: Cell<Running> = const { Cell::new(Running { of: 0, is_postponed: false }) };
+constant_thread_local! {
+    static RUNNING: Cell<Running> = Cell::new(Running { of: 0, is_postponed: false });
 }
 
-thread_local! {
+constant_thread_local! {
     /// The changes of the postponed transactions that the thread runs, one within the other.
-    static CHANGES: RefCell<Vec<Change>> = const { RefCell::new(Vec::new()) };
+    static CHANGES: RefCell<Vec<Change>> = RefCell::new(Vec::new());
 }
 
 /// The transactions of one cache.

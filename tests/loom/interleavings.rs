@@ -46,7 +46,16 @@ mod shm {
         }
     }
 
-    pub(crate) use loom::thread_local;
+    macro_rules! constant_thread_local {
+        ($(#[$attribute:meta])* static $name:ident: $kind:ty = $initial:expr;) => {
+            loom::thread_local! {
+                $(#[$attribute])*
+                static $name: $kind = $initial;
+            }
+        };
+    }
+
+    pub(crate) use constant_thread_local;
 
     use crate::ring::CAPACITY;
 
@@ -80,7 +89,7 @@ mod shm {
     pub(crate) struct SharedMemory(Arc<[OneRing; 2]>);
 
     // loom runs all threads of a model on one thread of the system.
-    std::thread_local! {
+    thread_local! {
         static MEMORY: RefCell<Option<Rc<SharedMemory>>> = const { RefCell::new(None) };
     }
 

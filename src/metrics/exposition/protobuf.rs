@@ -231,7 +231,7 @@ model_metrics:
             (proto::MetricType::Counter, 0.0)
         );
         let labels = counter.metric[0].label.iter().map(|pair| (&*pair.name, &*pair.value)).collect::<Vec<_>>();
-        assert_eq!(labels, [("model", "m"), ("version", "1"), ("_team", "t")]);
+        assert_eq!(labels, [("_team", "t"), ("model", "m"), ("version", "1")]);
         let gauge = family(&cache, "level");
         assert_eq!((gauge.r#type(), gauge.metric[0].gauge.as_ref().unwrap().value), (proto::MetricType::Gauge, -4.5));
         let summary = family(&cache, "time");

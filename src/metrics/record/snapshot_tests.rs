@@ -185,7 +185,7 @@ fn check(view: &str, sums: &Sums, all: &[&str]) {
         equal("pharos_stream_first_response_seconds_count", ensembles, 0.0);
         equal("pharos_stream_response_interval_seconds_count", ensembles, 0.0);
         equal("pharos_stream_responses_per_request_sum", 2.0 * ensembles, 0.0);
-        equal("pharos_ensemble_overhead_duration_seconds_sum", ensembles * 1e-5, 1e-9);
+        equal("pharos_ensemble_overhead_duration_seconds_sum", ensembles * 1e-5, 1e-6);
     }
     if let Some(succeeded) = of("http 2") {
         equal("Requests2XX", succeeded, 0.0);
