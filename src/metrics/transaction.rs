@@ -124,7 +124,7 @@ impl Transactions {
         }
     }
 
-    /// Applies an event to `target` in a transaction of its own, or as part of the one that this thread runs.
+    /// Applies an event to `target` in a separate transaction, or as part of the one that this thread runs.
     pub(super) fn apply<T: Send + Sync + 'static>(&self, target: &Arc<T>, event: impl FnOnce(&T) + Send + 'static) {
         let transaction = self.begin();
         if transaction.is_postponed() {

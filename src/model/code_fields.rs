@@ -144,7 +144,7 @@ impl Draft {
         brought
     }
 
-    /// Returns whether a model of this configuration runs no code of its own: its backend only reads the model's file.
+    /// Returns whether a model of this configuration brings no code: its backend only reads the model's file.
     fn only_reads_files(&self) -> bool {
         match self.proto.backend.as_str() {
             "" => matches!(self.proto.platform.as_str(), "ensemble" | "onnxruntime_onnx"),

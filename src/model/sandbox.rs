@@ -1,11 +1,11 @@
-//! Decides whether a model runs in a sandbox: the rule that says who may decide what.
+//! Decides whether a model runs in a sandbox: the rule that says which party may decide what.
 //!
-//! | who | may decide |
+//! | party | may decide |
 //! |---|---|
 //! | the operator, by `--worker-sandbox` | the default, and the least isolation of models whose code came by request |
 //! | the operator, by the parameter `sandbox` in a configuration of a repository | everything but `off` under `--worker-sandbox=on` |
 //! | a request, by the parameter in a configuration that came with it | more isolation than the default, never less |
-//! | a model that loads another with a configuration or files of its own | as a request, and never less isolation than it has itself |
+//! | a model that loads another with a configuration or files that it sends | as a request, and never less isolation than it has itself |
 
 use super::SANDBOX;
 
@@ -70,12 +70,12 @@ pub struct SandboxChoice {
     pub required: bool,
 }
 
-/// Who has brought a model and its code.
+/// The sources of a model and of its code.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Provenance {
     /// The source of its code.
     pub origin: CodeOrigin,
-    /// The sandbox of the model that has loaded it with a configuration or files of its own.
+    /// The sandbox of the model that has loaded it with a configuration or files that it has sent.
     pub loaded_by: Option<SandboxChoice>,
 }
 

@@ -37,7 +37,7 @@ pub struct Permissions {
     /// Files and directories that it may read and execute, with all that is in them. Missing ones are ignored.
     pub read: Vec<PathBuf>,
     /// Directories, each with a path beneath it that the program may read and execute with all that is in it. For directories whose
-    /// content is a model's: neither the directory nor a part of its own path is a link, and a link on the way from it may not lead out
+    /// content is a model's: neither the directory nor a part of its path is a link, and a link on the way from it may not lead out
     /// of it. Paths that do are ignored, as are missing ones.
     pub beneath: Vec<(PathBuf, PathBuf)>,
     /// Files and directories that it may also write, with all that is in them. Missing ones are ignored.

@@ -45,9 +45,10 @@ use health::Health;
 use instances::InstanceHealth;
 pub(crate) use instances::{Ending, InstanceStatus, Instances};
 use outage::{Loss, Next};
+pub(crate) use running::WarmUpBatch;
 use running::{DeviceShare, Running, next_event, redefine};
+pub(crate) use warmup::WarmUp;
 use warmup::warm_up_failed;
-pub(crate) use warmup::{WarmUp, WarmUpBatch};
 
 /// The interval of trimming memory, draining samples and checking execution times.
 const TICK: Duration = Duration::from_millis(500);

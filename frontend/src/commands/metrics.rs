@@ -21,7 +21,7 @@ pub(crate) fn run(command: &MetricsCommand) -> ExitCode {
         MetricsCommand::Default => Ok(SHIPPED.to_owned()),
         MetricsCommand::List { file, format } => read(file.as_deref()).map(|catalog| {
             let listed = listing::list(&catalog, *format);
-            // JSON has escapes of its own.
+            // JSON escapes control characters itself.
             if *format == listing::Form::Json { listed } else { printable_lines(&listed).into_owned() }
         }),
     };

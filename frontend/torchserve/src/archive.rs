@@ -353,7 +353,7 @@ fn allow(settings: &Settings, url: &str, whole: &str) -> Result<(), Refused> {
     Err(Refused::invalid_url(format!("Given URL {url} does not match any allowed URL(s)")))
 }
 
-/// Opens a file that a registration names. One that a request has chosen is opened with the rights of the user who will get its
+/// Opens a file that a registration names. One that a request has chosen is opened with the rights of the user that will get its
 /// content.
 fn open_source(settings: &Settings, path: &Path, origin: CodeOrigin) -> io::Result<File> {
     match settings.pip.user.as_ref().filter(|_| origin == CodeOrigin::Request) {

@@ -1,5 +1,5 @@
-//! What the loads of clients may bring. Files: only listeners whose clients may run code on this machine accept them. Whether a configuration brings code
-//! is decided when the model's own configuration is read, see `crate::loader::client_configuration`.
+//! What the loads of clients may bring. Files: only listeners whose clients may run code on this machine accept them. Whether a
+//! configuration brings code is decided when the model's own configuration is read, see `crate::loader::client_configuration`.
 
 use pharos::error::InferError;
 use pharos::repository::{LoadScope, Override};
@@ -11,7 +11,7 @@ use crate::loader;
 pub struct Uploads {
     /// Files and configurations that run code.
     pub code: bool,
-    /// Names of directories, and of archives outside of the model store, as requests of SageMaker and TorchServe have them.
+    /// Names of directories, and of archives outside of the model store, as registrations have them.
     pub registrations: bool,
 }
 

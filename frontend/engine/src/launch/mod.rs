@@ -54,7 +54,7 @@ pub(crate) struct Model<'a> {
     pub(crate) environment: Option<&'a str>,
     /// The value of its parameter [`pharos::model::SANDBOX`].
     pub(crate) sandbox: Option<&'a str>,
-    /// Who has brought it.
+    /// The sources of it and of its code.
     pub(crate) provenance: Provenance,
     /// The values of its parameters for limits.
     pub(crate) limits: Parameters<'a>,

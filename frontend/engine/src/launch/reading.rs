@@ -13,7 +13,7 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// Returns the number of the call that reads now; `None` if there is none.
+    /// Returns the number of the call that reads now; `None` while no call reads.
     pub(crate) fn call(&self) -> Option<u64> {
         self.reads.load(Ordering::Acquire).then(|| self.calls.load(Ordering::Acquire))
     }

@@ -31,7 +31,7 @@ pub(super) struct Prepared {
     /// The server's name for it: its name, prefixed with the repository if namespaces are on.
     pub(super) name: String,
     pub(super) configuration: Configuration,
-    /// Who has brought it and its code.
+    /// The sources of the model and of its code.
     pub(super) provenance: Provenance,
     /// The plan, if it is an ensemble.
     pub(super) plan: Option<EnsemblePlan>,
@@ -288,7 +288,7 @@ fn prepare(
     Ok(Prepared { name: model.to_owned(), configuration, provenance, plan, versions, missing, model_files })
 }
 
-/// Returns who has brought a model and its code: the place that decides what counts as code by request. `model` is its name without a
+/// Returns the sources of a model and of its code: the place that decides what counts as code by request. `model` is its name without a
 /// namespace.
 fn provenance(
     settings: &Settings,

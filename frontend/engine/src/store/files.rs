@@ -27,7 +27,7 @@ pub(crate) struct ModelFiles {
     removed: Option<PathBuf>,
     /// Dropped after the removal.
     _owner: Option<Arc<dyn FilesOwner>>,
-    /// Who has chosen them.
+    /// The source of the files.
     origin: CodeOrigin,
 }
 

@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pharos::error::InferError;
+use pharos::infer::{InferInput, InferRequest};
+use pharos::model::Checked;
 use pharos::supervisor::LossReason;
 use pharos::timeline::Instant;
 use pharos::wire::{Device, Loaded, ToWorker};
 use tokio::sync::mpsc;
 
 use super::STOP_TIMEOUT;
-use super::warmup::WarmUpBatch;
 use crate::memory::Share;
 use crate::process::{TemporaryFiles, WorkerProcess};
 use crate::wire::{Part, SharedLink};
@@ -48,6 +49,25 @@ impl Running {
         self.killed = true;
         // Fails if it has ended.
         let _ = self.process.start_kill();
+    }
+}
+
+/// Requests that an instance executes as one batch before it is ready.
+pub(crate) struct WarmUpBatch {
+    pub(crate) parts: Vec<(InferRequest, Checked)>,
+    /// The control inputs given in the model's configuration.
+    pub(crate) controls: Vec<InferInput>,
+}
+
+impl WarmUpBatch {
+    /// Returns the batch with the current time in its stamps.
+    pub(super) fn parts(&self, now: Instant) -> Vec<Arc<Part>> {
+        let part = |(request, checked): &(InferRequest, Checked)| {
+            let mut request = request.clone();
+            (request.timeline.received, request.timeline.request_start, request.timeline.queue_start) = (now, now, now);
+            Arc::new(Part { request, checked: *checked, padding: false })
+        };
+        self.parts.iter().map(part).collect()
     }
 }
 

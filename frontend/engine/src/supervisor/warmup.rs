@@ -10,7 +10,7 @@ use pharos::timeline::Instant;
 use pharos::wire::Done;
 
 use super::Instance;
-use super::running::{Running, Warming, failure};
+use super::running::{Running, WarmUpBatch, Warming, failure};
 use crate::wire::{Part, ToSend};
 use crate::worker_session::WARM_UP;
 use pharos_os::{blocking, clock};
@@ -23,25 +23,6 @@ pub(crate) struct WarmUp {
     pub(crate) count: u32,
     /// Makes the requests. Blocks.
     pub(crate) make: Box<dyn Fn() -> Result<WarmUpBatch, String> + Send + Sync>,
-}
-
-/// Requests that an instance executes as one batch before it is ready.
-pub(crate) struct WarmUpBatch {
-    pub(crate) parts: Vec<(InferRequest, Checked)>,
-    /// The control inputs given in the model's configuration.
-    pub(crate) controls: Vec<InferInput>,
-}
-
-impl WarmUpBatch {
-    /// Returns the batch with the current time in its stamps.
-    fn parts(&self, now: Instant) -> Vec<Arc<Part>> {
-        let part = |(request, checked): &(InferRequest, Checked)| {
-            let mut request = request.clone();
-            (request.timeline.received, request.timeline.request_start, request.timeline.queue_start) = (now, now, now);
-            Arc::new(Part { request, checked: *checked, padding: false })
-        };
-        self.parts.iter().map(part).collect()
-    }
 }
 
 /// Records an error among the responses of a warm-up.
