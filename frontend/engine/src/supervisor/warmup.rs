@@ -3,15 +3,12 @@
 use std::sync::Arc;
 
 use pharos::error::InferError;
-use pharos::infer::{InferInput, InferRequest};
-use pharos::model::Checked;
 use pharos::supervisor::{LossReason, Supervisor};
-use pharos::timeline::Instant;
 use pharos::wire::Done;
 
 use super::Instance;
 use super::running::{Running, WarmUpBatch, Warming, failure};
-use crate::wire::{Part, ToSend};
+use crate::wire::ToSend;
 use crate::worker_session::WARM_UP;
 use pharos_os::{blocking, clock};
 
