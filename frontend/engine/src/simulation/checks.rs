@@ -147,9 +147,26 @@ impl World {
         counted
     }
 
-    /// No counter goes backwards.
+    /// No counter goes backwards, and the numbers of one reading agree.
     fn check_counters(&mut self) -> Result<(), String> {
-        let counters = self.counters();
+        let text = render(&self.shared.metrics, Format::Text);
+        let counters = counters(&text);
+        for (labels, observed) in text.lines().filter_map(observations_of_requests) {
+            let succeeded = counters.get(&format!("{}{labels}", Builtin::RequestSuccess.name()));
+            if succeeded != Some(&observed) {
+                return Err(format!("{labels}: {observed} durations and {succeeded:?} successful requests"));
+            }
+        }
+        for model in &self.models {
+            let seen = statistics::of(&model.driver.series);
+            let executions: u64 = seen.batch_stats.iter().map(|batch| batch.compute_infer.count).sum();
+            if executions != seen.execution_count {
+                return Err(format!(
+                    "'{}': {executions} executions by size, {} in all",
+                    model.name, seen.execution_count
+                ));
+            }
+        }
         for (name, before) in &self.counters {
             match counters.get(name) {
                 Some(now) if now >= before => {}
@@ -158,23 +175,6 @@ impl World {
         }
         self.counters = counters;
         Ok(())
-    }
-
-    /// Returns all series of counters.
-    fn counters(&self) -> BTreeMap<String, f64> {
-        let text = render(&self.shared.metrics, Format::Text);
-        let (mut is_counter, mut found) = (false, BTreeMap::new());
-        for line in text.lines() {
-            if let Some(kind) = line.strip_prefix("# TYPE ") {
-                is_counter = kind.ends_with(" counter");
-            } else if is_counter
-                && !line.starts_with('#')
-                && let Some((name, value)) = line.rsplit_once(' ')
-            {
-                found.insert(name.to_owned(), value.parse().unwrap());
-            }
-        }
-        found
     }
 
     /// Checks that no sequence is left when all requests are answered and the idle time has passed.
@@ -234,4 +234,28 @@ impl World {
         let left: Vec<_> = limits.filter(|usage| usage.used > 0).collect();
         if left.is_empty() { Ok(()) } else { Err(format!("resources are left in use: {left:?}")) }
     }
+}
+
+/// Returns all series of counters in a scrape.
+fn counters(text: &str) -> BTreeMap<String, f64> {
+    let mut is_counter = false;
+    let mut found = BTreeMap::new();
+    for line in text.lines() {
+        if let Some(kind) = line.strip_prefix("# TYPE ") {
+            is_counter = kind.ends_with(" counter");
+        } else if is_counter
+            && !line.starts_with('#')
+            && let Some((name, value)) = line.rsplit_once(' ')
+        {
+            found.insert(name.to_owned(), value.parse().unwrap());
+        }
+    }
+    found
+}
+
+/// Returns the labels and the number of observations of a line of the histogram of requests.
+fn observations_of_requests(line: &str) -> Option<(&str, f64)> {
+    let counted = line.strip_prefix(Builtin::RequestHistogram.name())?.strip_prefix("_count")?;
+    let (labels, value) = counted.rsplit_once(' ')?;
+    Some((labels, value.parse().ok()?))
 }
