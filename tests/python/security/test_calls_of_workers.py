@@ -51,7 +51,7 @@ def test_a_model_does_not_load_itself_out_of_its_sandbox(tmp_path, flag, paramet
         # Neither does the copy load one with more rights, nor an environment of its choice.
         assert "its parameter 'sandbox' is 'off'" in load(server, "third", by="copy", sandbox="off")
         write_interpreter(tmp_path / "environment", is_environment=True)
-        refusal = load(server, "third", EXECUTION_ENV_PATH=tmp_path / "environment")
+        refusal = load(server, "fourth", EXECUTION_ENV_PATH=tmp_path / "environment")
         assert "code that came by request cannot choose it" in refusal, refusal
         # It may replace and unload what it has loaded.
         assert load(server, "copy", sandbox="on") == "done" and attack(server, "unload", "copy") == "done"
@@ -88,8 +88,10 @@ def test_files_need_the_permission_that_a_client_needs(tmp_path):
     for flag in ("--allow-model-upload=false", "--allow-model-upload=true"):
         with started(tmp_path / flag, flag) as server:
             refused = flag.endswith("false")
+            write_model(tmp_path / flag / "models", "idle")
             assert ("--allow-model-upload" in load(server, "copy")) == refused
-            assert ("--allow-model-upload" in load(server, "innocent", with_files=False)) == refused
+            # A parameter that the model's own configuration does not have.
+            assert ("--allow-model-upload" in load(server, "idle", with_files=False, more="1")) == refused
             assert ("copy" in server.index()) != refused
 
 
