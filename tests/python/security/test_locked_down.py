@@ -1,6 +1,7 @@
 """Attacks on the locked-down start of the guide (`docs/src/guides/security.md`), with its options; the test of the documents runs the
 commands themselves. The server also loads models by request, which the guide leaves off: only a client with a token reaches that."""
 
+import contextlib
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import re
 import pytest
 
 from harness.server import ROOT, Server
+from metrics.test_unread_scrapes import CONNECTIONS, REQUESTS, SCRAPE, resident_bytes, scraper
 from security.hostile import CODE, attack, configuration, load, write_model
 from security.sandbox_support import lacking, named, write_archive, write_interpreter
 
@@ -93,6 +95,41 @@ def test_no_client_brings_code(server):
     parameters = {"config": json.dumps(configuration(EXECUTION_ENV_PATH="/nowhere"))}
     status, answer = server.ask("POST", "/v2/repository/models/innocent/load", json.dumps({"parameters": parameters}))
     assert status == 501 and "--allow-model-upload" in answer, answer
+
+
+def override(server, **fields) -> tuple:
+    """Loads a model of the operator with these fields in its configuration; returns the status and the answer."""
+    parameters = {"config": json.dumps(configuration() | fields)}
+    return server.ask("POST", "/v2/repository/models/innocent/load", json.dumps({"parameters": parameters}))
+
+
+def test_no_request_takes_more_than_its_bounds(server):
+    """5.3: instances and warm-ups that a few hundred bytes ask for."""
+    before = resident_bytes(server)
+    status, answer = override(server, instance_group=[{"count": 150, "kind": "KIND_CPU"}])
+    assert status == 400 and "--load-request-max-instances" in answer, answer
+    sample = {"ATTACK": {"data_type": "TYPE_STRING", "dims": [1 << 28], "zero_data": True}}
+    status, answer = override(server, model_warmup=[{"name": f"w{number}", "inputs": sample} for number in range(3)])
+    assert status == 400 and "--load-request-max-warmup-byte-size" in answer, answer
+    assert resident_bytes(server) - before < 64 << 20
+
+
+def test_no_classification_reads_a_file(server):
+    """5.5: a file of the model as labels."""
+    output = [{"name": "RESULT", "data_type": "TYPE_STRING", "dims": [1], "label_filename": "1/model.py"}]
+    status, answer = override(server, output=output)
+    assert status == 400 and "label file '1/model.py'" in answer, answer
+
+
+def test_scrapes_that_are_not_read_take_little_memory(server):
+    """5.8."""
+    before = resident_bytes(server)
+    with contextlib.ExitStack() as open_:
+        for _ in range(CONNECTIONS):
+            open_.enter_context(scraper(server, SCRAPE * REQUESTS))
+        for _ in range(100):
+            assert server.get("/v2/health/ready", headers={"Authorization": "Bearer client"})[0] == 200
+        assert resident_bytes(server) - before < 200 << 20
 
 
 def test_no_error_shows_a_file(server):
