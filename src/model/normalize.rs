@@ -159,8 +159,12 @@ fn missing_backend(config: &proto::ModelConfig, completion: &Completion<'_>) -> 
     let by_archive = || BACKENDS.iter().find(|row| row.endings.contains(&ARCHIVE) && has_archive(completion));
     let by_file = row.or_else(by_ending).or_else(by_archive).map(|row| row.backend);
     by_file.or_else(|| backend_of_name(completion.directory)).map(str::to_owned).ok_or_else(|| {
-        let mut files: Vec<&str> = BACKENDS.iter().flat_map(|row| row.files).copied().collect();
-        files.dedup();
+        let mut files: Vec<&str> = Vec::new();
+        for file in BACKENDS.iter().flat_map(|row| row.files) {
+            if !files.contains(file) {
+                files.push(file);
+            }
+        }
         ConfigError::new(format!(
             "must specify 'platform' or 'backend' for '{}': its version directories hold no archive ({ARCHIVE}) and none of {}, \
              and its name does not have the form NAME.BACKEND",

@@ -332,10 +332,10 @@ fn explore(name: &str, preemptions: usize, model: fn()) {
     let count = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
     let counted = count.clone();
     builder.check(move || {
-        counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        counted.fetch_add(1, Ordering::Relaxed);
         model();
     });
-    println!("{name}: {} executions", count.load(std::sync::atomic::Ordering::Relaxed));
+    println!("{name}: {} executions", count.load(Ordering::Relaxed));
 }
 
 fn main() {

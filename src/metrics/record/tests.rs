@@ -200,13 +200,13 @@ fn an_execution_counts_its_batch_once() {
     };
     let expected = ModelStatistics {
         execution_count: 4,
-        // A clock that was set back shows the latest execution all the same.
-        last_inference: 6,
+        // A clock that was set back shows the latest execution all the same. An event that is recorded late does not.
+        last_inference: 60_000,
         batch_stats: vec![batch(1, 1), batch(4, 1), batch(8, 2)],
         ..ModelStatistics::default()
     };
     let events = |series: &ModelSeries| {
-        for (size, now_ms) in [(8, 7), (4, 9), (0, 8), (8, 6)] {
+        for (size, now_ms) in [(8, 70_000), (4, 90_000), (0, 60_000), (8, 59_999)] {
             batch_executed(series, size, &TIMELINE.compute, now_ms);
         }
     };
