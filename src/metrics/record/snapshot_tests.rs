@@ -20,6 +20,7 @@ use crate::otlp::proto::metrics::v1::number_data_point::Value;
 type Sums = BTreeMap<String, f64>;
 
 const THREADS: u64 = 8;
+const READINGS: usize = 12;
 const TIMELINE: Timeline = Timeline {
     received: Instant(0),
     request_start: Instant(1_000_000),
@@ -248,7 +249,7 @@ fn every_reading_shows_whole_events() {
         let mut lines = Counters::new();
         let mut logged = Sums::new();
         let mut last = 0.0;
-        for _ in 0..40 {
+        for _ in 0..READINGS {
             let text = of_text(&render(&cache, Format::Text));
             check("text", &text, &ALWAYS);
             let open = of_text(&render(&cache, Format::OpenMetrics));
