@@ -15,6 +15,9 @@ use pharos::metrics::worker_metrics::{WorkerMetric, WorkerMetrics};
 use super::handles::Named;
 use super::{MetricError, UndeclaredSample};
 
+/// A metric, and the values of its dimensions in the order of [`Named::names`].
+type Labelled = (Arc<Named>, Vec<String>);
+
 /// The definitions of `metrics.yaml`, and the metrics that the model has added.
 pub(super) struct Definitions {
     defined: Vec<WorkerMetric>,
@@ -157,10 +160,7 @@ impl Definitions {
     /// Implements [`super::Metrics::record_undeclared`]; also returns the values of its dimensions in the order of
     /// [`Named::names`]. `None` if the definition disables the metric, or leaves out one that the server's own code in workers
     /// records.
-    pub(super) fn undeclared(
-        &mut self,
-        sample: &UndeclaredSample<'_>,
-    ) -> Result<Option<(Arc<Named>, Vec<String>)>, MetricError> {
+    pub(super) fn undeclared(&mut self, sample: &UndeclaredSample<'_>) -> Result<Option<Labelled>, MetricError> {
         let name = prometheus_name(sample.name);
         let named = match self.spec(&name) {
             Some((_, false)) => return Ok(None),
