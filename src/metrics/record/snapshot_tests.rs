@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::tests::TIMELINE;
 use super::*;
 use crate::id::{ModelVersion, TenantId};
 use crate::metrics::cache::Settings;
@@ -21,21 +22,6 @@ type Sums = BTreeMap<String, f64>;
 
 const THREADS: u64 = 8;
 const READINGS: usize = 12;
-const TIMELINE: Timeline = Timeline {
-    received: Instant(0),
-    request_start: Instant(1_000_000),
-    queue_start: Instant(1_100_000),
-    compute: ComputeStamps {
-        start: Instant(1_600_000),
-        input_end: Instant(1_610_000),
-        output_start: Instant(2_610_000),
-        end: Instant(2_630_000),
-    },
-    request_end: Instant(3_000_000),
-    insertion_ns: 0,
-    cache: None,
-    batch_size: 0,
-};
 
 fn loaded() -> (Arc<Cache>, Arc<ModelSeries>) {
     let more = "slos: [{name: s, availability: 99%}]\ntenants: {header: tenant}";
