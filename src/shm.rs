@@ -17,33 +17,10 @@ use std::sync::atomic::AtomicU64;
 use memmap2::{MmapOptions, MmapRaw, UncheckedAdvice};
 use rustix::fs::{MemfdFlags, SealFlags};
 
-/// What `tests/loom` replaces in the modules that it compiles: atomics, and the macro for thread-local memory below.
+/// The atomics of modules that `tests/loom` compiles with doubles of them.
 pub(crate) mod atomic {
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
-
-    /// Orders a change of a word before a read of another one. Accesses that are sequentially consistent need nothing else, but loom
-    /// treats them as weaker ones.
-    pub(crate) fn order_accesses() {}
-
-    /// Lets other threads run before the next attempt of a loop that waits for them.
-    pub(crate) fn pause(attempts: u32) {
-        /// Longer than the change of some cells takes.
-        const SPINS: u32 = 200;
-        if attempts < SPINS { std::hint::spin_loop() } else { rustix::thread::sched_yield() }
-    }
 }
-
-/// Declares thread-local memory with a constant initial value.
-macro_rules! constant_thread_local {
-    ($(#[$attribute:meta])* static $name:ident: $kind:ty = $initial:expr;) => {
-        std::thread_local! {
-            $(#[$attribute])*
-            static $name: $kind = const { $initial };
-        }
-    };
-}
-
-pub(crate) use constant_thread_local;
 
 /// Creates an anonymous file of `len` bytes, all zero, sealed against shrinking, growing and further seals.
 ///

@@ -15,16 +15,10 @@ use super::unit::TimeUnit;
 use crate::id::TraceId;
 use crate::timeline::Timeline;
 
-/// Returns the nanoseconds that a request spent in a stage.
-fn part(stage: Stage, timeline: &Timeline) -> u64 {
+/// Returns the nanoseconds that a request spent in each stage, in the order of [`Stage::ALL`].
+fn stage_durations_ns(timeline: &Timeline) -> [u64; Stage::ALL.len()] {
     let (input, infer, output) = timeline.compute.durations_ns();
-    match stage {
-        Stage::Request => timeline.request_ns(),
-        Stage::Queue => timeline.queue_ns(),
-        Stage::ComputeInput => input,
-        Stage::ComputeInfer => infer,
-        Stage::ComputeOutput => output,
-    }
+    [timeline.request_ns(), timeline.queue_ns(), input, infer, output]
 }
 
 /// A histogram of durations, or of numbers.
@@ -34,8 +28,8 @@ pub(super) struct Buckets {
     unit: TimeUnit,
     /// Upper bounds in the metric's unit.
     bounds: Arc<[f64]>,
-    /// Upper bounds in nanoseconds, ascending; `None` for those that no duration reaches.
-    bounds_ns: Arc<[Option<u64>]>,
+    /// For each bound, the shortest duration above it in nanoseconds, ascending.
+    durations_above: Arc<[u64]>,
     /// One more than bounds, for the observations above the last bound.
     counts: Vec<Count>,
     /// The sum of the observations in nanoseconds.
@@ -52,7 +46,7 @@ impl Buckets {
         Self {
             unit,
             bounds: bounds.into(),
-            bounds_ns: bounds.iter().map(|&bound| unit.bound_ns(bound)).collect(),
+            durations_above: bounds.iter().map(|&bound| unit.shortest_above(bound)).collect(),
             counts: std::iter::repeat_with(Count::default).take(bounds.len() + 1).collect(),
             sum_ns: Count::default(),
             native: spec.native.map(Native::new),
@@ -65,7 +59,7 @@ impl Buckets {
         Self {
             unit: self.unit,
             bounds: Arc::clone(&self.bounds),
-            bounds_ns: Arc::clone(&self.bounds_ns),
+            durations_above: Arc::clone(&self.durations_above),
             counts: self.counts.clone(),
             sum_ns: self.sum_ns.clone(),
             native: self.native.as_ref().filter(|_| details.native).cloned(),
@@ -73,9 +67,9 @@ impl Buckets {
         }
     }
 
+    /// Returns the position of the bucket of a duration.
     fn at(&self, ns: u64) -> usize {
-        // `None` is less than any duration.
-        self.bounds_ns.partition_point(|&bound| bound < Some(ns))
+        self.durations_above.partition_point(|&above| above <= ns)
     }
 
     pub(super) fn observe(&self, ns: u64) {
@@ -213,13 +207,15 @@ impl Durations {
     }
 
     fn observe_stages(&self, stages: &[Stage], timeline: &Timeline) {
+        let durations_ns = stage_durations_ns(timeline);
         for stage in stages {
+            let ns = durations_ns[*stage as usize];
             if let Some(histogram) = self.histogram(*stage) {
-                histogram.observe(part(*stage, timeline));
+                histogram.observe(ns);
             }
-            if let Some(quantiles) = self.summaries.get(*stage as usize).and_then(OnceLock::get) {
+            if let Some(quantiles) = self.summaries[*stage as usize].get() {
                 quantiles.summary.clock().set(timeline.request_end.max(timeline.compute.end));
-                quantiles.observe(part(*stage, timeline));
+                quantiles.observe(ns);
             }
         }
     }
@@ -227,9 +223,10 @@ impl Durations {
     /// Adds exemplars that refer to the trace of a request.
     pub(super) fn exemplify(&self, timeline: &Timeline, trace: TraceId, at_ms: u64) {
         let executed = timeline.compute.start < timeline.compute.end;
+        let durations_ns = stage_durations_ns(timeline);
         for stage in if executed { &Stage::ALL[..] } else { &Stage::OF_HITS } {
             let Some(histogram) = self.histogram(*stage) else { continue };
-            let ns = part(*stage, timeline);
+            let ns = durations_ns[*stage as usize];
             let exemplar = Exemplar { trace, value: histogram.unit.of_ns(ns), at_ms };
             histogram.exemplars().insert(histogram.at(ns), exemplar);
         }

@@ -17,11 +17,9 @@
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-
-use crate::shm::atomic::{AtomicU64, Ordering, order_accesses, pause};
-use crate::shm::constant_thread_local;
 
 /// A postponed change.
 type Change = Box<dyn FnOnce() + Send>;
@@ -31,7 +29,7 @@ type Change = Box<dyn FnOnce() + Send>;
 const FROZEN: u64 = 1;
 const POSTPONED: u64 = 2;
 
-/// The counters of running transactions. Threads are distributed among them.
+/// The counters of running transactions, a power of two. Threads are distributed among them.
 const SHARDS: usize = 64;
 
 /// The number of transactions that some of the threads run; alone in its cache lines.
@@ -49,13 +47,10 @@ struct Running {
     is_postponed: bool,
 }
 
-constant_thread_local! {
-    static RUNNING: Cell<Running> = Cell::new(Running { of: 0, is_postponed: false });
-}
-
-constant_thread_local! {
+thread_local! {
+    static RUNNING: Cell<Running> = const { Cell::new(Running { of: 0, is_postponed: false }) };
     /// The changes of the postponed transactions that the thread runs, one within the other.
-    static CHANGES: RefCell<Vec<Change>> = RefCell::new(Vec::new());
+    static CHANGES: RefCell<Vec<Change>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The transactions of one cache.
@@ -70,26 +65,22 @@ pub struct Transactions {
 
 impl Default for Transactions {
     fn default() -> Self {
-        Self::with_shards(SHARDS)
-    }
-}
-
-impl Transactions {
-    /// `shards` is a power of two.
-    pub(crate) fn with_shards(shards: usize) -> Self {
         let (postponed, receiver) = channel();
         Self {
             state: AtomicU64::new(0),
-            shards: std::iter::repeat_with(Shard::default).take(shards).collect(),
+            shards: std::iter::repeat_with(Shard::default).take(SHARDS).collect(),
             postponed,
             reader: Mutex::new(receiver),
         }
     }
+}
 
+impl Transactions {
     /// Begins a transaction of this thread, which ends when the result is dropped. Within another transaction of the thread, it is
     /// part of that one.
     ///
     /// A thread may not wait for other threads, or take a snapshot, before it ends the transaction.
+    #[inline]
     pub fn begin(&self) -> Transaction<'_> {
         let outer = RUNNING.with(Cell::get);
         if outer.of == self.address() {
@@ -99,11 +90,11 @@ impl Transactions {
     }
 
     /// Begins a transaction of a thread that runs none of this cache.
+    #[inline(never)]
     fn begin_within(&self, outer: Running) -> Transaction<'_> {
         let shard = self.shard();
         loop {
             shard.running.fetch_add(1, Ordering::SeqCst);
-            order_accesses();
             let mut state = self.state.load(Ordering::SeqCst);
             if state & FROZEN == 0 {
                 RUNNING.with(|running| running.set(Running { of: self.address(), is_postponed: false }));
@@ -149,7 +140,6 @@ impl Transactions {
         }
         let receiver = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
         self.state.fetch_or(FROZEN, Ordering::SeqCst);
-        order_accesses();
         let _thaw = Thaw { transactions: self, receiver: &receiver };
         for shard in &self.shards {
             wait_until(|| shard.running.load(Ordering::SeqCst) == 0);
@@ -157,6 +147,7 @@ impl Transactions {
         copy()
     }
 
+    #[inline]
     fn address(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
@@ -166,7 +157,7 @@ impl Transactions {
         let thread = RUNNING.with(|running| std::ptr::from_ref(running).addr() as u64);
         // Fibonacci hashing: the upper bits of the product depend on all bits of the address.
         let hash = thread.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-        &self.shards[hash as usize & (self.shards.len() - 1)]
+        &self.shards[hash as usize % SHARDS]
     }
 }
 
@@ -232,9 +223,19 @@ impl<'t> Transaction<'t> {
     pub(super) fn postpone(&self, change: impl FnOnce() + Send + 'static) {
         CHANGES.with(|changes| changes.borrow_mut().push(Box::new(change)));
     }
+
+    /// Hands the changes of the thread from a position on to the reading that applies them.
+    #[cold]
+    fn send_changes(&self, first_change: usize) {
+        let changes = CHANGES.with(|changes| changes.borrow_mut().split_off(first_change));
+        RUNNING.with(|running| running.set(self.outer));
+        // The receiver exists as long as `transactions`.
+        let _ = self.transactions.postponed.send(changes);
+    }
 }
 
 impl Drop for Transaction<'_> {
+    #[inline]
     fn drop(&mut self) {
         match self.extent {
             Extent::Part => {}
@@ -242,21 +243,22 @@ impl Drop for Transaction<'_> {
                 RUNNING.with(|running| running.set(self.outer));
                 shard.running.fetch_sub(1, Ordering::SeqCst);
             }
-            Extent::Postponed(first_change) => {
-                let changes = CHANGES.with(|changes| changes.borrow_mut().split_off(first_change));
-                RUNNING.with(|running| running.set(self.outer));
-                // The receiver exists as long as `transactions`.
-                let _ = self.transactions.postponed.send(changes);
-            }
+            Extent::Postponed(first_change) => self.send_changes(first_change),
         }
     }
 }
 
 /// Waits for other threads, which need microseconds unless the system runs something else on their processor.
 fn wait_until(mut is_reached: impl FnMut() -> bool) {
+    /// Longer than the change of some cells takes.
+    const SPINS: u32 = 200;
     let mut attempts = 0;
     while !is_reached() {
-        pause(attempts);
+        if attempts < SPINS {
+            std::hint::spin_loop();
+        } else {
+            rustix::thread::sched_yield();
+        }
         attempts += 1;
     }
 }

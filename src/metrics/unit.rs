@@ -72,10 +72,14 @@ impl TimeUnit {
         ns as f64 / ns_per_unit
     }
 
-    /// Converts an upper bound in this unit to the largest whole number of nanoseconds that it includes; `None` for a
-    /// negative one, which includes no duration.
-    pub(super) fn bound_ns(self, bound: f64) -> Option<u64> {
-        (bound >= 0.0).then(|| shifted(bound, self.digits_to(Self::Nanoseconds)) as u64)
+    /// Returns the shortest duration above an upper bound in this unit, in nanoseconds: 0 for a negative bound, and the maximum for
+    /// one above all durations.
+    pub(super) fn shortest_above(self, bound: f64) -> u64 {
+        if bound < 0.0 {
+            return 0;
+        }
+        let largest_within = shifted(bound, self.digits_to(Self::Nanoseconds)) as u64;
+        largest_within.saturating_add(1)
     }
 }
 
@@ -185,9 +189,10 @@ mod tests {
             (TimeUnit::Nanoseconds, 7.0, 7),
             (TimeUnit::Seconds, -0.0, 0),
         ] {
-            assert_eq!(unit.bound_ns(bound), Some(ns), "{bound} {unit:?}");
+            assert_eq!(unit.shortest_above(bound), ns + 1, "{bound} {unit:?}");
         }
-        assert_eq!([-1.0, -1e-12].map(|bound| TimeUnit::Seconds.bound_ns(bound)), [None, None]);
+        assert_eq!([-1.0, -1e-12].map(|bound| TimeUnit::Seconds.shortest_above(bound)), [0, 0]);
+        assert_eq!([1e30, f64::INFINITY].map(|bound| TimeUnit::Seconds.shortest_above(bound)), [u64::MAX; 2]);
     }
 
     #[test]
@@ -231,7 +236,7 @@ mod tests {
         fn durations_convert_exactly(ns in 0..1_000_000_000_000_000_u64) {
             for unit in [TimeUnit::Nanoseconds, TimeUnit::Microseconds, TimeUnit::Milliseconds, TimeUnit::Seconds] {
                 let value = unit.of_ns(ns);
-                prop_assert_eq!(unit.bound_ns(value), Some(ns));
+                prop_assert_eq!(unit.shortest_above(value), ns + 1);
                 for other in [TimeUnit::Microseconds, TimeUnit::Seconds] {
                     prop_assert_eq!(shifted(value, unit.digits_to(other)), other.of_ns(ns));
                 }

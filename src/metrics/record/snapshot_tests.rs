@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model as proto;
+
 use super::tests::TIMELINE;
 use super::*;
 use crate::id::{ModelVersion, TenantId};
@@ -135,6 +137,32 @@ fn of_otlp(cache: &Cache) -> Sums {
     sums
 }
 
+/// Returns the sums of a scrape in Prometheus' protobuf format.
+fn of_protobuf(cache: &Arc<Cache>) -> Sums {
+    use prost::Message;
+    let bytes = encode(cache, Encoding::Protobuf, &Names::default());
+    let mut rest = &bytes[..];
+    let mut sums = Sums::new();
+    while !rest.is_empty() {
+        let family = proto::MetricFamily::decode_length_delimited(&mut rest).unwrap();
+        let mut add = |suffix: &str, value: f64| *sums.entry(format!("{}{suffix}", family.name)).or_default() += value;
+        for metric in &family.metric {
+            if let Some(counter) = &metric.counter {
+                add("", counter.value);
+            }
+            if let Some(histogram) = &metric.histogram {
+                add("_count", histogram.sample_count as f64);
+                add("_sum", histogram.sample_sum);
+            }
+            if let Some(summary) = &metric.summary {
+                add("_count", summary.sample_count as f64);
+                add("_sum", summary.sample_sum);
+            }
+        }
+    }
+    sums
+}
+
 /// Checks what must be equal in one reading. Views show different metrics; a missing one is not checked, but `all` lists those that
 /// must not be missing.
 fn check(view: &str, sums: &Sums, all: &[&str]) {
@@ -244,8 +272,8 @@ fn every_reading_shows_whole_events() {
             check("TorchServe's scrape", &java, &ALWAYS);
             let otlp = of_otlp(&cache);
             check("OTLP", &otlp, &ALWAYS);
-            let families = encode(&cache, Encoding::Protobuf, &Names::default());
-            assert!(!families.is_empty());
+            let protobuf = of_protobuf(&cache);
+            check("protobuf", &protobuf, &ALWAYS);
             check_statistics(&statistics::of(&series));
             lines.collect(&cache, 0, |text, grown| {
                 let text = format!("{text:?}");
@@ -254,9 +282,9 @@ fn every_reading_shows_whole_events() {
                 }
                 true
             });
-            let successes = [last, count(&text), count(&open), count(&java), count(&otlp)];
+            let successes = [last, count(&text), count(&open), count(&java), count(&otlp), count(&protobuf)];
             assert!(successes.is_sorted(), "counters never fall: {successes:?}");
-            last = count(&otlp);
+            last = count(&protobuf);
         }
     });
     assert!(of_text(&render(&cache, Format::Text)).values().any(|value| *value > 0.0));
