@@ -130,8 +130,10 @@ fn opened(
     };
     let named = asked.model_name.is_some() || asked.at_start;
     let mut archive = manifest::read(url, files, named)?;
+    archive.stored = found.name.clone();
+    archive.kept = found.kept.clone();
+    archive.origin = origin;
     archive.packages = requirements::install(settings, &archive, exiting)?.map(Arc::new);
-    (archive.stored, archive.kept, archive.origin) = (found.name.clone(), found.kept.clone(), origin);
     tracing::info!(model = archive.model_name, version = archive.version, "opened archive '{url}'");
     Ok(archive)
 }

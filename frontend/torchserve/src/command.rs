@@ -137,6 +137,7 @@ fn plan<E: Executable>(
         settings.pip.python = python;
     }
     settings.pip.user = executable.worker_user(&options);
+    settings.pip.sandbox = executable.pip_sandbox(&options, &settings.pip.python);
     Ok(Plan {
         options,
         settings: Arc::new(settings),

@@ -43,7 +43,7 @@ pub use refused::Refused;
 pub use registration::RegistrationParameters;
 pub use registry::{Registry, Uncounted};
 pub use rest::{BODY_TIMEOUT, Page, V2Gate};
-pub use settings::{Address, LoadModels, ModelProperties, Settings, Token};
+pub use settings::{Address, LoadModels, ModelProperties, PipSandbox, Settings, Token};
 pub use snapshot::Kind;
 pub use token::remove as remove_tokens;
 pub use work_directory::DIRECTORY;

@@ -1,11 +1,11 @@
 //! Converts TorchServe's settings to options of `pharos`. The user's options after `--` come last and take precedence.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::Settings;
-use super::settings::Note;
+use super::settings::{Note, PipSandbox};
 use pharos_os::worker_user::WorkerUser;
 
 /// The executable that this launcher is part of.
@@ -24,6 +24,9 @@ pub trait Executable {
 
     /// Returns the user of the programs that run models, if options name one.
     fn worker_user(&self, options: &Self::Options) -> Option<Arc<WorkerUser>>;
+
+    /// Returns the sandbox of this pip for archives that come by request; `None` without sandboxes.
+    fn pip_sandbox(&self, options: &Self::Options, python: &Path) -> Option<PipSandbox>;
 
     /// Returns the ids of the GPUs that are usable with these options; `None` means default options.
     fn gpus(&self, options: Option<&Self::Options>) -> Vec<u32>;
@@ -88,7 +91,7 @@ pub(super) fn with_repository(options: &[OsString]) -> Vec<OsString> {
     program.chain(options.iter().cloned()).collect()
 }
 
-fn joined(option: &str, value: &std::path::Path) -> OsString {
+fn joined(option: &str, value: &Path) -> OsString {
     let mut whole = OsString::from(option);
     whole.push(value);
     whole

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pharos::wire::sandbox::Permissions;
 use pharos_listener::TlsFiles;
 use pharos_os::threads;
 use pharos_os::worker_user::WorkerUser;
@@ -35,11 +36,22 @@ pub struct Pip {
     pub python: PathBuf,
     /// The user of the process; `None` for that of this one.
     pub user: Option<Arc<WorkerUser>>,
+    /// The sandbox for archives that came by request; `None` without sandboxes.
+    pub sandbox: Option<PipSandbox>,
+}
+
+/// The sandbox of pip.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PipSandbox {
+    /// The worker's executable, which restricts itself and becomes pip.
+    pub worker: PathBuf,
+    /// What pip may use besides the directories of the archive and of its packages.
+    pub permissions: Permissions,
 }
 
 impl Default for Pip {
     fn default() -> Self {
-        Self { python: "python3".into(), user: None }
+        Self { python: "python3".into(), user: None, sandbox: None }
     }
 }
 

@@ -131,6 +131,41 @@ def test_archives_from_an_address_run_in_a_sandbox_and_those_of_the_store_do_not
         assert home.predict("again", b"x") == (200, b"refused")
 
 
+BUILD = """
+import zipfile
+
+def build_wheel(folder, *more):
+    try:
+        open("/etc/shadow").close()
+        word = "read"
+    except PermissionError:
+        word = "refused"
+    name = "built-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(f"{folder}/{name}", "w") as wheel:
+        wheel.writestr("built.py", f"WORD = {word!r}")
+        wheel.writestr("built-1.0.dist-info/METADATA", "Metadata-Version: 2.1\\nName: built\\nVersion: 1.0\\n")
+        wheel.writestr("built-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\\nGenerator: none\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr("built-1.0.dist-info/RECORD", "")
+    return name
+"""
+"""A build backend (PEP 517) that pip runs: whether it can read a file of the machine is a constant of the package."""
+PROJECT = '[build-system]\nrequires = []\nbuild-backend = "build"\nbackend-path = ["."]\n[project]\nname = "built"\nversion = "1.0"\n'
+BUILT = "import built\ndef handle(data, context):\n    return [built.WORD] * len(data) if data else None\n"
+
+
+def test_pip_builds_packages_of_an_archive_from_an_address_in_a_sandbox(tmp_path):
+    content = files("built", BUILT, requirementsFile="requirements.txt")
+    content |= {"requirements.txt": "./package\n", "package/pyproject.toml": PROJECT, "package/build.py": BUILD}
+    (tmp_path / "far.mar").write_bytes(zipped(content))
+    home = Home(tmp_path / "home", ["allowed_urls=file://.*", "install_py_dep_per_model=true"])
+    (home.store / "near.mar").write_bytes(zipped(content))
+    with home:
+        for url, name in (("near.mar", "near"), (f"file://{tmp_path}/far.mar", "far")):
+            home.register(url, f"&model_name={name}&initial_workers=1&synchronous=true")
+        assert {name: home.predict(name, b"x")[1] for name in ("near", "far")} == {"near": b"read", "far": b"refused"}
+        assert not list(tmp_path.rglob(".pip*")), "files of pip are left behind"
+
+
 def test_archives_of_the_command_line_are_those_of_the_operator(tmp_path, remote):
     with Home(tmp_path / "home", ["allowed_urls=http://.*", f"load_models=far={remote}/far.mar"]) as home:
         eventually("the handler is loaded", lambda: home.predict("far", b"x") == (200, b"read"))

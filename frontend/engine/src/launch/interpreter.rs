@@ -249,13 +249,18 @@ fn by_default(program: &Program, model: &str) -> Result<Interpreter, String> {
         Some(path) => (path.as_path(), BY_FLAG),
         None => (Path::new("python3"), BY_PATH),
     };
-    let found = if name.as_os_str().as_bytes().contains(&b'/') {
+    let found = resolve(name);
+    let missing = || format!("model '{model}' needs Python, but '{}' is not on the PATH; set --python", name.display());
+    Ok(Interpreter { path: found.ok_or_else(missing)?, by, home: None, archive: None })
+}
+
+/// Returns the absolute path of an interpreter that is named by its path, or by a name on the PATH.
+pub(super) fn resolve(name: &Path) -> Option<PathBuf> {
+    if name.as_os_str().as_bytes().contains(&b'/') {
         Some(absolute(name.to_owned()))
     } else {
         on_the_path(name.as_os_str(), env::var_os("PATH").as_deref())
-    };
-    let missing = || format!("model '{model}' needs Python, but '{}' is not on the PATH; set --python", name.display());
-    Ok(Interpreter { path: found.ok_or_else(missing)?, by, home: None, archive: None })
+    }
 }
 
 /// Returns the first executable of this name on the PATH.

@@ -11,9 +11,10 @@ use std::process::{Command, Stdio};
 use pharos::model::{Isolation, SandboxChoice, SandboxMode, refused_sandbox};
 use pharos::wire::sandbox::{CHECK, ESSENTIAL, Permissions};
 use pharos_os::directories;
+use pharos_os::worker_user::WorkerUser;
 
 use super::settings::{Program, Sandboxes};
-use super::{Model, Variables};
+use super::{Model, Variables, interpreter};
 
 /// The parts of the system that interpreters and libraries read: programs, libraries, and the settings of users, time zones,
 /// certificates and drivers, but no others of `/etc`.
@@ -137,15 +138,49 @@ pub(super) fn of(program: &Program, model: &Model<'_>) -> Result<Option<Sandbox>
         permissions.read.extend(paths_of(variable));
     }
     // The packages that `pip install --user` installs.
-    let home = program.user.as_ref().map(|user| user.home().to_owned());
-    let home = home.or_else(|| std::env::var_os("HOME").map(PathBuf::from));
-    permissions.read.extend(home.map(|home| home.join(".local/lib")));
+    permissions.read.extend(home(program.user.as_deref()).map(|home| home.join(".local/lib")));
     permissions.read.extend(read.iter().cloned());
     let gpus = gpu_devices(Path::new("/dev"));
     permissions.cuda = has_cuda(&gpus);
     permissions.write.extend(DEVICES.iter().map(PathBuf::from).chain(gpus));
     permissions.write.extend(write.iter().cloned());
     Ok(Some(Sandbox { worker: program.worker.clone(), choice, permissions }))
+}
+
+/// The files of the system that pip reads in addition: its settings, and the name and version of the distribution, which it sends to
+/// package indexes.
+const PIP_FILES: [&str; 4] = ["/etc/debian_version", "/etc/lsb-release", "/etc/os-release", "/etc/pip.conf"];
+
+/// The settings of pip, such as the address of a package index, and the packages of the user, in a home directory.
+const PIP_SETTINGS: [&str; 3] = [".config/pip", ".pip", ".local/lib"];
+
+/// Returns what a program may use that installs packages for a model whose code came by request, because packages run code while
+/// they are installed: the system, its Python interpreter, the settings of pip, and the network. The caller adds the directories that
+/// it reads and writes. `None` without sandboxes.
+pub fn of_installer(sandboxes: &Sandboxes, user: Option<&WorkerUser>, python: &Path) -> Option<Permissions> {
+    let Sandboxes { mode, read, write } = sandboxes;
+    if *mode == SandboxMode::Off {
+        return None;
+    }
+    let mut permissions = Permissions { required: *mode == SandboxMode::On, network: true, ..Permissions::default() };
+    permissions.read.extend(SYSTEM.iter().map(PathBuf::from));
+    permissions.read.extend(of_python_in_etc());
+    permissions.read.extend(PIP_FILES.iter().map(PathBuf::from));
+    permissions.read.extend(interpreter::resolve(python).iter().flat_map(|python| of_interpreter(python)));
+    let home = home(user);
+    permissions.read.extend(home.iter().flat_map(|home| PIP_SETTINGS.map(|name| home.join(name))));
+    permissions.read.extend(read.iter().cloned());
+    permissions.write.extend(DEVICES.iter().map(PathBuf::from));
+    permissions.write.extend(write.iter().cloned());
+    Some(permissions)
+}
+
+/// Returns the home directory of the user of models.
+fn home(user: Option<&WorkerUser>) -> Option<PathBuf> {
+    match user {
+        Some(user) => Some(user.home().to_owned()),
+        None => std::env::var_os("HOME").map(PathBuf::from),
+    }
 }
 
 /// Returns the paths in a variable of this process, which workers inherit.

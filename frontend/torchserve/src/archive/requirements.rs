@@ -10,13 +10,18 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::{Archive, Unpacked, new_directory};
-use crate::settings::Pip;
+use crate::settings::{Pip, PipSandbox};
 use crate::{Refused, Settings};
+use pharos::model::CodeOrigin;
 use pharos_os::children::wait_while;
+use pharos_os::removal::remove_tree;
 use pharos_os::variables::is_inherited;
 
 /// The longest run of pip.
 const PIP_TIMEOUT: Duration = Duration::from_mins(10);
+
+/// The directory of temporary files of pip in a sandbox, in the directory that pip installs into.
+const PIP_TEMPORARY: &str = ".pip-temporary";
 
 /// The file with pip's output, in the directory that pip installs into.
 const PIP_LOG: &str = ".pip.log";
@@ -47,7 +52,8 @@ pub(super) fn install(
     let separate = if archive.directory.is_own() { None } else { Some(new_directory(settings)?) };
     let target = separate.as_ref().map_or(directory, Unpacked::path);
     let exits = || *exiting.borrow();
-    let installed = settings.pip.install((directory, file), target, || !exits());
+    let sandbox = settings.pip.sandbox.as_ref().filter(|_| archive.origin == CodeOrigin::Request);
+    let installed = settings.pip.install((directory, file), target, sandbox, || !exits());
     installed.map_err(|why| if exits() { Refused::exiting() } else { failed(&why) })?;
     Ok(separate)
 }
@@ -73,13 +79,31 @@ impl Pip {
         &self,
         (directory, file): (&Path, &str),
         target: &Path,
+        sandbox: Option<&PipSandbox>,
         wanted: impl Fn() -> bool,
     ) -> Result<(), String> {
         let path = target.join(PIP_LOG);
         let cannot_write = |error: io::Error| format!("cannot write '{}': {error}", path.display());
         let output = File::options().read(true).write(true).create(true).truncate(true).open(&path);
         let mut output = output.map_err(cannot_write)?;
-        let mut command = self.command(file, target);
+        let temporary = target.join(PIP_TEMPORARY);
+        let mut command = match sandbox {
+            Some(sandbox) => {
+                fs::create_dir(&temporary)
+                    .map_err(|error| format!("cannot create '{}': {error}", temporary.display()))?;
+                let mut permissions = sandbox.permissions.clone();
+                permissions.read.push(directory.to_owned());
+                permissions.write.push(target.to_owned());
+                let mut command = Command::new(&sandbox.worker);
+                command.args(permissions.arguments(self.python.as_os_str()));
+                command
+            }
+            None => Command::new(&self.python),
+        };
+        complete(&mut command, file, target);
+        if sandbox.is_some() {
+            command.env("TMPDIR", &temporary);
+        }
         if let Some(user) = &self.user {
             // A directory that is the target needs no other rights.
             let granted = if directory == target { Ok(()) } else { user.grant_read(directory) };
@@ -99,23 +123,28 @@ impl Pip {
         // The end may begin within a character.
         let text = String::from_utf8_lossy(&text);
         let _ = fs::remove_file(&path);
+        if sandbox.is_some() {
+            // The program has ended, and what it left there is not used.
+            let _ = remove_tree(&temporary);
+        }
         if status.success() {
             return Ok(());
         }
-        let error = text.lines().rfind(|line| line.starts_with("ERROR")).or_else(|| text.lines().last());
+        // A failure of pip itself ends with the error of Python.
+        let is_error = |line: &&str| line.starts_with("ERROR") && *line != "ERROR: Exception:";
+        let error = text.lines().rfind(is_error).or_else(|| text.lines().last());
         Err(format!("{status}: {}", error.unwrap_or_default()))
     }
+}
 
-    fn command(&self, file: &str, target: &Path) -> Command {
-        let mut command = Command::new(&self.python);
-        command.args(["-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--target"]).arg(target);
-        command.args(["-r", file]);
-        // An archive's packages can run code while they are installed, which gets no more than a model and pip's own settings.
-        for (name, _) in std::env::vars_os() {
-            if !name.to_str().is_some_and(is_for_pip) {
-                command.env_remove(name);
-            }
+/// Adds pip's arguments to a command that starts Python, and removes variables that neither a model nor pip gets: packages run code
+/// while they are installed.
+fn complete(command: &mut Command, file: &str, target: &Path) {
+    command.args(["-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--target"]).arg(target);
+    command.args(["-r", file]);
+    for (name, _) in std::env::vars_os() {
+        if !name.to_str().is_some_and(is_for_pip) {
+            command.env_remove(name);
         }
-        command
     }
 }
