@@ -9,6 +9,7 @@ import pytest
 from harness.onnx_file import model, node
 from harness.server import MODELS, Server
 from harness.waiting import DEADLINE_S, eventually
+from security.sandbox_support import lacking
 
 REQUEST = {"inputs": [{"name": "INPUT0", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
 PYTHON = """
@@ -72,6 +73,14 @@ def test_a_configuration_beside_the_file_is_used(tmp_path, place):
     (place / "model.py").write_text(PYTHON)
     check_served(tmp_path, place, "named")
     check_served(tmp_path, place, "mine", "--model-name=mine")
+
+
+@pytest.mark.skipif(bool(lacking()), reason=f"this kernel cannot make a whole sandbox: {lacking()}")
+@pytest.mark.parametrize("files", [{"resnet.onnx": IDENTITY}, {"config.pbtxt": (CONFIG + 'backend: "python"\n').encode(), "model.py": PYTHON.encode()}])
+def test_a_model_in_a_sandbox_reads_its_files_through_the_links(tmp_path, place, files):
+    for name, content in files.items():
+        (place / name).write_bytes(content)
+    check_served(tmp_path, place, "models", "--worker-sandbox=on")
 
 
 def test_labels_warm_up_data_and_initial_states_beside_the_file_are_used(tmp_path, place):

@@ -126,11 +126,14 @@ pub(super) fn of(program: &Program, model: &Model<'_>) -> Result<Option<Sandbox>
     };
     permissions.read.extend(SYSTEM.iter().map(PathBuf::from));
     permissions.read.extend([model.directory.to_owned(), program.worker.clone()]);
-    // In a directory that this server has made, the version is a link of the server. Other links lead to files that are not the model's.
-    if directories::is_in_own(model.directory)
-        && let Ok(version) = fs::canonicalize(model.version)
-    {
-        permissions.beneath.push((version, ".".into()));
+    // The server has made this directory, with links to an unpacked version or to the files of a single model. Links within an
+    // unpacked version lead to files that are not the model's.
+    if directories::is_in_own(model.directory) {
+        if model.version.is_symlink() {
+            permissions.beneath.extend(fs::canonicalize(model.version).map(|version| (version, ".".into())));
+        } else {
+            permissions.read.extend(links_in(model.directory).chain(links_in(model.version)));
+        }
     }
     permissions.read.extend(of_python_in_etc());
     permissions.read.extend(program.onnxruntime.iter().flat_map(|library| of_library(library)));
@@ -187,6 +190,12 @@ fn home(user: Option<&WorkerUser>) -> Option<PathBuf> {
 fn paths_of(variable: &str) -> Vec<PathBuf> {
     let value = std::env::var_os(variable).unwrap_or_default();
     std::env::split_paths(&value).filter(|path| path.is_absolute()).collect()
+}
+
+/// Returns the links in a directory.
+fn links_in(directory: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).filter(|path| path.is_symlink())
 }
 
 /// Returns the settings of Python in `/etc`, where Debian's `sitecustomize` is.
