@@ -2,7 +2,7 @@
 # `make help` lists all targets. Recipes with more than a few commands are scripts, which recipes name.
 .DEFAULT_GOAL := help
 .PHONY: help serve speech text cluster sklearn xgboost pytorch example-backends build test test-rust test-clients test-under-load smoke \
-  soak lint bench bench-peers bench-many-models bench-growth fuzz simulate mutants tools python-worker wheel release kserve-sdk gpu-pack
+  soak lint bench bench-peers bench-many-models bench-growth fuzz simulate mutants tools python-worker wheel images release kserve-sdk gpu-pack
 
 # Scripts have the same defaults, and get other values by the environment.
 CARGO ?= cargo
@@ -78,6 +78,9 @@ wheel: tools ## builds the wheels pharos-server for WHEEL_MACHINES into target/w
 
 release: wheel ## the wheels, archives of the executables, SBOM, licences, changes and checksums of this version
 	$(PYTHON) deploy/release/release.py release --wheels $(WHEELS) --to $(TARGET)/release-files
+
+images: wheel ## the container images localhost/pharos and localhost/pharos-slim, built with podman from the wheel
+	deploy/build-images localhost
 
 kserve-sdk: ## installs KServe's SDK (450 MB) for tests/python/protocol/test_kserve.py
 	.ci/venv $(TARGET)/kserve kserve==0.21.0
