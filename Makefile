@@ -1,214 +1,154 @@
-# Two commands do everything on a fresh machine with a Rust toolchain, a C compiler and Python 3:
-#   make serve    builds, then serves the example repository: HTTP 8000, gRPC 8001, metrics 8082
-#   make wheel    builds the wheels pharos-server for x86-64 and aarch64 into target/wheels (some minutes for each)
-#   make test     sets up what the tests need under target/, then runs all of them, Rust and real clients
-#                 (tests that need Debian's prometheus, chromium or redis-server are skipped with a note without it)
+# Two commands do everything on a fresh machine with a Rust toolchain, a C compiler and Python 3: `make serve` and `make test`.
+# `make help` lists all targets. Recipes with more than a few commands are scripts, which recipes name.
 .DEFAULT_GOAL := help
-.PHONY: help serve speech text cluster sklearn xgboost pytorch example-backends build test test-rust test-clients test-under-load smoke soak lint bench bench-peers bench-many-models bench-growth fuzz simulate mutants tools python-worker wheel release kserve-sdk gpu-pack
+.PHONY: help serve speech text cluster sklearn xgboost pytorch example-backends build test test-rust test-clients test-under-load smoke \
+  soak lint bench bench-peers bench-many-models bench-growth fuzz simulate mutants tools python-worker wheel images release kserve-sdk gpu-pack
 
+# Scripts have the same defaults, and get other values by the environment.
 CARGO ?= cargo
 PYTHON ?= python3
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 VENV := $(TARGET)/venv
+WHEELS := $(TARGET)/wheels
 # The only profile that is used: see Cargo.toml.
 PROFILE := --release
+# The client tests and benchmarks need the path of the server, also in other folders.
+SERVER := PHAROS_BIN=$(abspath $(TARGET))/release/pharos
+CLIENT_TESTS := $(VENV)/bin/python tests/python/run.py
 
 # These variables have the values that maturin sets. If they changed between cargo and maturin, pyo3 would be compiled again.
 export PYO3_PYTHON ?= $(shell command -v $(PYTHON))
 export PYO3_ENVIRONMENT_SIGNATURE ?= $(shell $(PYTHON) -c 'import sys; print("%s-%d.%d-64bit" % (sys.implementation.name, *sys.version_info[:2]))' 2>/dev/null)
 
-help:
-	@sed -n 's/^#   //p' Makefile; echo 'also: make python-worker | smoke | test-under-load | lint | bench | bench-peers | bench-many-models | bench-growth | fuzz | simulate | mutants | soak | gpu-pack   (SERVE_FLAGS="..." are passed to the server)'
+help: ## lists the targets
+	@grep -hE '^[a-z][a-z -]*:.*## ' Makefile | sed -E 's/:.*## /: /'
 
 tools:
-	@command -v $(CARGO) >/dev/null || { echo "cargo is missing: install Rust 1.95 or later, see https://rustup.rs"; exit 1; }
-	@command -v cc >/dev/null || { echo "a C compiler is missing: install gcc or clang (Debian: apt-get install build-essential)"; exit 1; }
+	@.ci/require $(CARGO) cc
 
-build: tools
+build: tools ## builds the server
 	$(CARGO) build $(PROFILE) --locked
 
-serve: build
+serve: build ## builds, then serves the examples with SERVE_FLAGS: HTTP 8000, gRPC 8001, metrics 8082
 	$(TARGET)/release/pharos --model-repository examples/models $(SERVE_FLAGS)
 
-# The speech example: downloads its model, runs it in a separate server, and draws target/speech.svg.
-speech: build $(VENV)/ready
+# Examples. Each installs the packages of its models into a separate environment, which has several gigabytes for PyTorch because of its
+# CUDA libraries.
+
+speech: build $(VENV)/ready ## the speech example: downloads its model, serves it, and draws target/speech.svg
 	$(VENV)/bin/python examples/speech/fetch.py
 	$(VENV)/bin/python examples/speech/detect.py --server $(TARGET)/release/pharos --plot $(TARGET)/speech.svg
 
-# The examples of frameworks: each trains a model of the digits in a separate environment, serves it, and classifies the held-out
-# images. The PyTorch package of PyPI has several gigabytes because of its CUDA libraries.
-sklearn xgboost pytorch: build python-worker
-	$(PYTHON) -m venv $(TARGET)/venv-$@
-	$(TARGET)/venv-$@/bin/python -m pip install --quiet --disable-pip-version-check -r examples/frameworks/$@/requirements.txt
-	$(TARGET)/venv-$@/bin/python -m pip install --quiet --disable-pip-version-check $(TARGET)/wheels/pharos_worker-*.whl
-	$(TARGET)/venv-$@/bin/python examples/frameworks/make_models.py $@
-	$(TARGET)/venv-$@/bin/python examples/frameworks/ask.py --server $(TARGET)/release/pharos \
+sklearn xgboost pytorch: build python-worker ## trains a model of the digits with this framework, serves it, and classifies held-out images
+	.ci/venv $(VENV)-$@ -r examples/frameworks/$@/requirements.txt $(WHEELS)/pharos_worker-*.whl
+	$(VENV)-$@/bin/python examples/frameworks/make_models.py $@
+	$(VENV)-$@/bin/python examples/frameworks/ask.py --server $(TARGET)/release/pharos \
 	  --models examples/frameworks/$@/models $(notdir $(wildcard examples/frameworks/$@/models/*))
 
-# The text example: a tokenizer in Python and an ONNX model, made in a separate environment and served as an ensemble.
-text: build python-worker
-	$(PYTHON) -m venv $(TARGET)/venv-$@
-	$(TARGET)/venv-$@/bin/python -m pip install --quiet --disable-pip-version-check -r examples/text/requirements.txt
-	$(TARGET)/venv-$@/bin/python -m pip install --quiet --disable-pip-version-check $(TARGET)/wheels/pharos_worker-*.whl
-	$(TARGET)/venv-$@/bin/python examples/text/make_models.py
-	$(TARGET)/venv-$@/bin/python examples/text/ask.py --server $(TARGET)/release/pharos --models examples/text/models \
+text: build python-worker ## the text example: a tokenizer in Python and an ONNX model, served as an ensemble
+	.ci/venv $(VENV)-$@ -r examples/text/requirements.txt $(WHEELS)/pharos_worker-*.whl
+	$(VENV)-$@/bin/python examples/text/make_models.py
+	$(VENV)-$@/bin/python examples/text/ask.py --server $(TARGET)/release/pharos --models examples/text/models \
 	  "my parcel has not arrived" "the app shows an error"
 
-# Three servers behind Envoy, with an object store and a Redis: restarts under load. CLUSTER_FLAGS=--stay keeps them running.
-cluster: build
-	@command -v redis-server >/dev/null || { echo "redis-server is missing: install it (Debian: apt-get install redis-server)"; exit 1; }
-	$(PYTHON) -m venv $(TARGET)/venv-$@
-	$(TARGET)/venv-$@/bin/python -m pip install --quiet --disable-pip-version-check -r examples/cluster/requirements.txt
-	$(TARGET)/venv-$@/bin/python examples/cluster/cluster.py --server $(TARGET)/release/pharos $(CLUSTER_FLAGS)
+cluster: build ## three servers behind Envoy, restarted under load; CLUSTER_FLAGS=--stay keeps them running
+	@.ci/require redis-server
+	.ci/venv $(VENV)-$@ -r examples/cluster/requirements.txt
+	$(VENV)-$@/bin/python examples/cluster/cluster.py --server $(TARGET)/release/pharos $(CLUSTER_FLAGS)
 
 # Built together with the other packages: alone, its dependencies would have other features and be compiled again.
 .PHONY: $(TARGET)/release/pharos-worker-scale
 $(TARGET)/release/pharos-worker-scale: tools
 	$(CARGO) build $(PROFILE) --locked -p pharos -p pharos-frontend -p pharos-worker -p pharos-worker-scale
 
-# Builds the example backends into the folder where the server searches for them, beside its executable.
 BACKENDS := $(TARGET)/release/backends
-example-backends: $(TARGET)/release/pharos-worker-scale
+example-backends: $(TARGET)/release/pharos-worker-scale ## builds the example backends into the folder where the server searches for them
 	mkdir -p $(BACKENDS)/normalize $(BACKENDS)/scale
 	cc -std=c11 -O2 -Wall -shared -fPIC -I worker/include -o $(BACKENDS)/normalize/libpharos_normalize.so examples/backend_c/normalize.c -lm
 	ln -sf ../../pharos-worker-scale $(BACKENDS)/scale/pharos-worker-scale
 
-# KServe's SDK for tests/python/protocol/test_kserve.py, in a separate environment because of its many dependencies (about 450 MB).
-kserve-sdk:
-	$(PYTHON) -m venv $(TARGET)/kserve
-	$(TARGET)/kserve/bin/python -m pip install --quiet --disable-pip-version-check kserve==0.21.0
+# Packages.
 
-# The Python worker: builds a wheel for Python 3.9 and later, and installs it into the environment of the tests.
-WHEELS := $(TARGET)/wheels
-python-worker: tools $(VENV)/ready
-	rm -f $(WHEELS)/pharos_worker-*.whl
-	CARGO=$(abspath worker/python/cargo-together) REAL_CARGO=$(CARGO) CARGO_TARGET_DIR=$(abspath $(TARGET)) $(VENV)/bin/maturin build \
-	  --locked --quiet -m worker/python/Cargo.toml -i $(PYO3_PYTHON) -o $(WHEELS)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps $(WHEELS)/pharos_worker-*.whl
+python-worker: tools $(VENV)/ready ## builds the wheel of the Python worker and installs it for the tests
+	worker/python/build-wheel $(TARGET)
 
-# The wheels pharos-server: the executables and the Python worker, for glibc 2.28 and later. zig links against that version and
-# for other architectures. Its own target folder, because the linker and the stripped symbols would compile everything again.
 WHEEL_MACHINES ?= x86_64 aarch64
-WHEEL_TOOLS := $(TARGET)/venv-wheel
-# The same source makes the same wheels on every machine with the same versions of Rust and Python's zlib. Messages of panics name
-# source files: of several prefixes of a path, the last one holds. The allocator contains the time of its compilation, and zig's cache
-# returns objects that were compiled with another time.
-SAME_PATHS := --remap-path-prefix=$(CURDIR)=/pharos --remap-path-prefix=$(abspath $(TARGET))=/target \
-  --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo
-SAME_TIMES := SOURCE_DATE_EPOCH=315532800 ZIG_GLOBAL_CACHE_DIR=$(abspath $(TARGET))/wheel-build/zig
-wheel: tools
-	$(PYTHON) -m venv $(WHEEL_TOOLS)
-	$(WHEEL_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check ziglang==0.17.1 cargo-zigbuild==0.24.0 auditwheel==6.8.2 tomli
-	$(PYTHON) deploy/release/release.py notices --to $(TARGET)/notices
-	rm -f $(WHEELS)/pharos_server-*.whl
-	for machine in $(WHEEL_MACHINES); do \
-	  if command -v rustup >/dev/null; then rustup target add $$machine-unknown-linux-gnu || exit 1; fi; \
-	  PATH=$(abspath $(WHEEL_TOOLS))/bin:$$PATH $(SAME_TIMES) RUSTFLAGS="$(SAME_PATHS)" CARGO_PROFILE_RELEASE_STRIP=symbols $(CARGO) zigbuild $(PROFILE) --locked \
-	    --target $$machine-unknown-linux-gnu.2.28 --target-dir $(TARGET)/wheel-build -p pharos -p pharos-frontend -p pharos-worker -p pharos-worker-python && \
-	  $(WHEEL_TOOLS)/bin/python deploy/wheel/pack.py --from $(TARGET)/wheel-build/$$machine-unknown-linux-gnu/release --to $(WHEELS) --notices $(TARGET)/notices && \
-	  $(WHEEL_TOOLS)/bin/auditwheel show $(WHEELS)/pharos_server-*_$$machine.whl || exit 1; done
+wheel: tools ## builds the wheels pharos-server for WHEEL_MACHINES into target/wheels (some minutes for each)
+	deploy/wheel/build $(TARGET) $(WHEEL_MACHINES)
 
-# The wheels, archives of the executables, SBOM, licences, changes and checksums of this version.
-release: wheel
+release: wheel ## the wheels, archives of the executables, SBOM, licences, changes and checksums of this version
 	$(PYTHON) deploy/release/release.py release --wheels $(WHEELS) --to $(TARGET)/release-files
 
-test: test-rust test-clients
+images: wheel ## the container images localhost/pharos and localhost/pharos-slim, built with podman from the wheel
+	deploy/build-images localhost
 
-# The tests of ONNX Runtime use the library of the Python package.
-test-rust: tools $(VENV)/ready
-	ORT_DYLIB_PATH=$${ORT_DYLIB_PATH:-$$(ls $(abspath $(VENV))/lib/python3*/site-packages/onnxruntime/capi/libonnxruntime.so.* | head -n 1)} \
-	  $(CARGO) test $(PROFILE) --locked --workspace
-	$(TARGET)/release/examples/loom
+kserve-sdk: ## installs KServe's SDK (450 MB) for tests/python/protocol/test_kserve.py
+	.ci/venv $(TARGET)/kserve kserve==0.21.0
 
-# The clients, in a virtual environment that is created again when the list changes.
+gpu-pack: build python-worker ## packs tests and benchmarks for a machine with a GPU: see tests/gpu/README.md
+	$(SERVER) $(VENV)/bin/python tests/gpu/pack.py --to $(TARGET)/gpu $(GPU_PACK_FLAGS)
+
+# Tests. The environment of their clients is created again when the list of packages changes.
+
 $(VENV)/ready: tests/requirements.txt
-	@command -v $(PYTHON) >/dev/null || { echo "python3 is missing: install Python 3.9 or later (Debian: apt-get install python3 python3-venv)"; exit 1; }
-	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "Python's venv module is missing (Debian: apt-get install python3-venv)"; exit 1; }
-	$(PYTHON) -m venv --clear $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt || { \
-	  echo "the clients of tests/requirements.txt cannot be installed: is the Python package index reachable?"; exit 1; }
+	.ci/venv --clear $(VENV) -r tests/requirements.txt
 	touch $@
 
-test-clients: build $(TARGET)/release/pharos-worker-scale python-worker $(VENV)/ready
-	@command -v curl >/dev/null || { echo "curl is missing: install it (Debian: apt-get install curl)"; exit 1; }
+test: test-rust test-clients ## all tests; those that need Debian's prometheus, chromium or redis-server are skipped without it
+
+test-rust: tools $(VENV)/ready ## the Rust tests
+	.ci/test-rust $(TARGET)
+
+test-clients: build $(TARGET)/release/pharos-worker-scale python-worker $(VENV)/ready ## the tests with real clients
+	@.ci/require curl
 	PYTHONPATH=tests/python $(VENV)/bin/python -m harness.prometheus
 	PYTHONPATH=tests/python $(VENV)/bin/python -m harness.guest_kernel
 	PYTHONPATH=tests/python $(VENV)/bin/python -m deploy.schemas
-	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python tests/python/run.py -q -rs --durations=50 tests/python
+	$(SERVER) $(CLIENT_TESTS) -q -rs --durations=50 tests/python
 
-# A choice of the client tests that touches every area, in under a minute, after the build.
-smoke: build python-worker $(VENV)/ready
-	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python tests/python/run.py -q -rs -m smoke tests/python
+smoke: build python-worker $(VENV)/ready ## a choice of the client tests of every area, in under a minute
+	$(SERVER) $(CLIENT_TESTS) -q -rs -m smoke tests/python
 
-# All client tests in eight processes, also on a machine with two cores, LOAD_RUNS times: see docs/src/internals/tests.md. A failed
-# test is not repeated.
 LOAD_RUNS ?= 1
 LOAD_PROCESSES ?= 8
-test-under-load: build $(TARGET)/release/pharos-worker-scale python-worker $(VENV)/ready
-	PHAROS_PEERS=none PHAROS_TEST_PROCESSES=$(LOAD_PROCESSES) PHAROS_BIN=$(abspath $(TARGET))/release/pharos \
-	  nice -n 5 $(VENV)/bin/python tests/python/run.py -q --runs=$(LOAD_RUNS) tests/python
+test-under-load: build $(TARGET)/release/pharos-worker-scale python-worker $(VENV)/ready ## the client tests in LOAD_PROCESSES processes, LOAD_RUNS times
+	PHAROS_PEERS=none PHAROS_TEST_PROCESSES=$(LOAD_PROCESSES) $(SERVER) nice -n 5 $(CLIENT_TESTS) -q --runs=$(LOAD_RUNS) tests/python
 
-# Long runs of tests that normally take seconds: 400,000 samples per second from workers that are killed, a random load, and
-# a hundred reloads under load; and a random run with models on demand, which only this runs.
 SOAK_SECONDS ?= 60
-soak: build $(VENV)/ready
-	PHAROS_SOAK_S=$(SOAK_SECONDS) PHAROS_RELOADS=100 PHAROS_BIN=$(abspath $(TARGET))/release/pharos \
-	  $(VENV)/bin/python -m pytest -q -s -m soak --timeout=0 tests/python
+soak: build $(VENV)/ready ## tests that run for SOAK_SECONDS instead of seconds: samples, reloads, kills, models on demand
+	PHAROS_SOAK_S=$(SOAK_SECONDS) PHAROS_RELOADS=100 $(SERVER) $(VENV)/bin/python -m pytest -q -s -m soak --timeout=0 tests/python
 
-# Packs the tests and benchmarks for a machine with a GPU into one folder: see tests/gpu/README.md. GPU_PACK_FLAGS="--fetch 3.12".
-gpu-pack: build python-worker
-	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python tests/gpu/pack.py --to $(TARGET)/gpu $(GPU_PACK_FLAGS)
+lint: tools ## the static checks
+	.ci/lint
 
-lint: tools
-	$(CARGO) fmt --all --check
-	$(CARGO) clippy $(PROFILE) --locked --workspace --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(PROFILE) --locked --no-deps --workspace
-	@if command -v cargo-deny >/dev/null; then $(CARGO) deny check; else echo "cargo-deny is not installed: licences and sources are not checked"; fi
-	@if command -v pip-audit >/dev/null; then pip-audit --requirement tests/requirements.txt; else echo "pip-audit is not installed: the Python packages of the tests are not checked for known vulnerabilities"; fi
-
-# Compares this server, a bare echo server with the same payload, and Triton if its peer is installed, in one run.
-# Example: BENCH_FLAGS="--rounds 5 --only simple/http"; see --help.
-bench: build
-	$(CARGO) bench --profile release --locked -p e2e --bench paths -- --noplot
-	$(CARGO) build $(PROFILE) --locked -p e2e --bin bench
-	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(TARGET)/release/bench $(BENCH_FLAGS)
-
-# Compares this server with LitServe, mosec, MLServer, FastAPI, and Triton if its peer is installed, and with ONNX Runtime in a loop.
-# Example: BENCH_FLAGS="--rounds 5 --only encoder"; see tests/bench_peers/run.py. MLServer does not support Python 3.13 and later.
-PEERS := $(TARGET)/venv-peers
-bench-peers: build python-worker
-	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/bench_peers/requirements.txt
-	if $(PYTHON) -c 'import sys; sys.exit(sys.version_info >= (3, 13))'; then $(PYTHON) -m venv $(PEERS)-mlserver && \
-	  $(PEERS)-mlserver/bin/python -m pip install --quiet --disable-pip-version-check -r tests/bench_peers/requirements-mlserver.txt; fi
-	$(PEERS)/bin/python tests/bench_peers/run.py --server $(TARGET)/release/pharos --to $(TARGET)/bench-peers $(BENCH_FLAGS)
-
-# Measures a server with a hundred and a thousand models: start, memory, end, scrapes, and a limit of the memory of models.
-bench-many-models: build python-worker $(VENV)/ready
-	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python tests/bench_many_models/run.py $(BENCH_FLAGS)
-
-# Measures how the cost grows with clients, models, instances and bytes; draws the curves to target/bench-growth. Needs 1,100 descriptors.
-bench-growth: build $(VENV)/ready
-	$(CARGO) build $(PROFILE) --locked -p e2e --bin bench
-	ulimit -n $$(ulimit -H -n); PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python tests/bench_growth/run.py \
-	  --bench $(TARGET)/release/bench --to $(TARGET)/bench-growth $(BENCH_FLAGS)
-
-# Simulates drivers, supervisors, the rate limiter and the response cache, and beside it the loader, in virtual time, with a new seed each
-# time: see docs/src/internals/tests.md. A later run begins at the last FIRST_SEED plus the number of simulations.
 SECONDS ?= 60
 FIRST_SEED ?= 1000
-simulate: tools
+simulate: tools ## simulates the engine for SECONDS in virtual time, with seeds from FIRST_SEED on: see docs/src/internals/tests.md
 	PHAROS_SIMULATE_SECONDS=$(SECONDS) PHAROS_SIMULATE_FIRST_SEED=$(FIRST_SEED) \
 	  $(CARGO) test $(PROFILE) --locked -p pharos-engine --lib simulate_for_long -- --ignored --nocapture
 
-# Checks that the simulation finds each of the deliberate faults in tests/mutants, a build each: half an hour.
-mutants: tools
+mutants: tools ## checks that the simulation finds each deliberate fault, or the named MUTANTS: half an hour
 	PROFILE="$(PROFILE)" CARGO="$(CARGO)" $(PYTHON) tests/mutants/run.py $(MUTANTS)
 
-# Runs each target for one minute; requires cargo-fuzz (cargo install cargo-fuzz).
 SECONDS_EACH ?= 60
-FUZZ_TARGETS ?= $(basename $(notdir $(wildcard tests/fuzz/fuzz_targets/*.rs)))
-fuzz: tools
-	@command -v cargo-fuzz >/dev/null || { echo "cargo-fuzz is missing: cargo install cargo-fuzz"; exit 1; }
-	for target in $(FUZZ_TARGETS); do \
-	  RUSTC_BOOTSTRAP=1 $(CARGO) fuzz run --fuzz-dir tests/fuzz $$target -- -max_total_time=$(SECONDS_EACH) -max_len=65536 || exit 1; done
+fuzz: tools ## runs each of FUZZ_TARGETS for SECONDS_EACH; needs cargo-fuzz
+	SECONDS_EACH=$(SECONDS_EACH) tests/fuzz/run $(FUZZ_TARGETS)
+
+# Benchmarks, with BENCH_FLAGS: see their --help. Example: BENCH_FLAGS="--rounds 5 --only simple/http".
+
+bench: build ## this server, a bare echo server with the same payload, and Triton if its peer is installed
+	$(CARGO) bench --profile release --locked -p e2e --bench paths -- --noplot
+	$(CARGO) build $(PROFILE) --locked -p e2e --bin bench
+	$(SERVER) $(TARGET)/release/bench $(BENCH_FLAGS)
+
+bench-peers: build python-worker ## this server beside LitServe, mosec, MLServer, FastAPI and Triton
+	tests/bench_peers/environments $(TARGET)/venv-peers
+	$(TARGET)/venv-peers/bin/python tests/bench_peers/run.py --server $(TARGET)/release/pharos --to $(TARGET)/bench-peers $(BENCH_FLAGS)
+
+bench-many-models: build python-worker $(VENV)/ready ## a server with a hundred and a thousand models
+	$(SERVER) $(VENV)/bin/python tests/bench_many_models/run.py $(BENCH_FLAGS)
+
+bench-growth: build $(VENV)/ready ## how the cost grows with clients, models, instances and bytes, into target/bench-growth
+	$(CARGO) build $(PROFILE) --locked -p e2e --bin bench
+	ulimit -n $$(ulimit -H -n); $(SERVER) $(VENV)/bin/python tests/bench_growth/run.py \
+	  --bench $(TARGET)/release/bench --to $(TARGET)/bench-growth $(BENCH_FLAGS)

@@ -3,9 +3,11 @@
 
     python3 deploy/release/release.py notices --to target/notices
     python3 deploy/release/release.py release --wheels target/wheels --to target/release-files
+    python3 deploy/release/release.py check-tag vVERSION
 
 `notices` writes the SBOM and the licences of the crates that are compiled into the executables; `deploy/wheel/pack.py` puts them
-into wheels. `release` collects everything of one version. Files have no times, so the same inputs make the same release.
+into wheels. `release` collects everything of one version. `check-tag` fails unless a tag has the version of the source, and the
+changelog a section for it. Files have no times, so the same inputs make the same release.
 """
 
 import argparse
@@ -127,6 +129,13 @@ def changes(text: str, number: str) -> str:
     return found[0]
 
 
+def check_tag(tag: str, number: str, changelog: str):
+    """Fails unless the tag has the version `number`, and the changelog a section for it."""
+    if tag != f"v{number}":
+        raise SystemExit(f"the tag {tag} is not the version of Cargo.toml: expected v{number}")
+    changes(changelog, number)
+
+
 def archive(wheel: Path, notices: Path, target: Path) -> Path:
     """Writes the executables of a wheel, the unit of systemd and the licences as an archive; returns its path."""
     machine = re.search(r"_(x86_64|aarch64)\.whl$", wheel.name)[1]
@@ -170,9 +179,12 @@ def main():
         command = commands.add_parser(name)
         command.add_argument("--to", dest="target", type=Path, required=True, help="the folder to write to; `release` replaces it")
     commands.choices["release"].add_argument("--wheels", type=Path, required=True, help="the folder of the wheels")
+    commands.add_parser("check-tag").add_argument("tag")
     options = parser.parse_args()
     if options.command == "notices":
         write_notices(options.target)
+    elif options.command == "check-tag":
+        check_tag(options.tag, version(), (ROOT / "CHANGELOG.md").read_text())
     else:
         for path in release(options.wheels, options.target):
             print(path)

@@ -426,6 +426,7 @@ pub(crate) const TOP_LEVEL: &[&str] = &[
     "README.md",
     "ARCHITECTURE.md",
     "CHANGELOG.md",
+    "changelog.d",
     "CONTRIBUTING.md",
     "SECURITY.md",
     "LICENSE",

@@ -1,6 +1,6 @@
 //! The worker: a process that runs one instance of one model version for the frontend that started it.
 //!
-//! Deliberately synchronous: reads one batch at a time from a socket, computes it in place in shared memory, and answers. A
+//! Deliberately synchronous: reads one batch at a time from a ring, computes it in place in shared memory, and answers. A
 //! backend that needs asynchronous work uses the [`Runtime`]. The worker never serves clients and never outlives its frontend.
 
 #[allow(unsafe_code)]

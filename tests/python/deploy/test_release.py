@@ -109,3 +109,11 @@ def test_the_changes_are_those_of_the_version(tmp_path):
         module().changes(text.replace("1.1.0", "1.1.00"), "1.1.0")
     with pytest.raises(SystemExit, match="has no wheel"):
         module().release(tmp_path, tmp_path / "out")
+
+
+def test_a_tag_has_the_version_of_the_source():
+    changelog = "# Changelog\n\n## 1.1.0 (date)\na\n"
+    module().check_tag("v1.1.0", "1.1.0", changelog)
+    for tag, number, expected in (("v1.1", "1.1.0", "expected v1.1.0"), ("v1.2.0", "1.2.0", "no section for version 1.2.0")):
+        with pytest.raises(SystemExit, match=expected):
+            module().check_tag(tag, number, changelog)

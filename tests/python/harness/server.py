@@ -202,6 +202,10 @@ class Server:
         """Returns the process ids of the live workers of the server."""
         return {pid for pid in workers(self.process.pid) if alive(pid)}
 
+    def resident_bytes(self) -> int:
+        """Returns the memory of the server's process."""
+        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
     def stop(self, check=True) -> int:
         """Sends SIGTERM and waits; returns the exit code. `check`: the code must be 0 and no worker may remain, the server must not have
         crashed before, and no thread may have panicked."""

@@ -1,39 +1,22 @@
 """Scrapers that do not read their answers: the server's memory stays bounded, and other scrapers get theirs."""
 
 import contextlib
-import socket
 
 from harness.inference import simple
+from harness.scrapers import CONNECTIONS, REQUESTS, scraper
 from harness.server import EXAMPLES, Server, total
 from harness.waiting import eventually
-
-CONNECTIONS, REQUESTS = 200, 50
-SCRAPE = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
-
-
-def resident_bytes(server: Server) -> int:
-    """Returns the memory of the server's process."""
-    return int(open(f"/proc/{server.process.pid}/statm").read().split()[1]) * 4096
-
-
-def scraper(server: Server, requests: bytes) -> socket.socket:
-    """Returns a connection with a small window that has sent these requests."""
-    connection = socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    connection.connect(("127.0.0.1", server.metrics_port))
-    connection.sendall(requests)
-    return connection
 
 
 def test_unread_scrapes_take_little_memory(tmp_path):
     with Server(tmp_path, [EXAMPLES]) as server, contextlib.ExitStack() as open_:
         server.scrape()
-        before = resident_bytes(server)
+        before = server.resident_bytes()
         for _ in range(CONNECTIONS):
-            open_.enter_context(scraper(server, SCRAPE * REQUESTS))
+            open_.enter_context(scraper(server))
         peak = before
         for _ in range(1000):
-            peak = max(peak, resident_bytes(server))
+            peak = max(peak, server.resident_bytes())
             assert server.infer("simple", simple())[0] == 200
         grown = (peak - before) >> 20
         assert grown < 200, f"{CONNECTIONS} connections with {REQUESTS} unread scrapes take {grown} MiB"
@@ -44,7 +27,7 @@ def test_a_shared_scrape_shows_what_was_before_its_request(tmp_path):
     """Scrapes that wait share one rendering, which begins after their requests."""
     with Server(tmp_path, [EXAMPLES]) as server, contextlib.ExitStack() as open_:
         for _ in range(20):
-            open_.enter_context(scraper(server, SCRAPE * REQUESTS))
+            open_.enter_context(scraper(server))
         for count in range(1, 30):
             assert server.infer("simple", simple())[0] == 200
             assert total(server.scrape(), "nv_inference_request_success", model="simple") == count
@@ -53,6 +36,6 @@ def test_a_shared_scrape_shows_what_was_before_its_request(tmp_path):
 def test_a_scraper_that_does_not_read_is_closed(tmp_path):
     """After 30 s, although other clients have 300 s by default."""
     with Server(tmp_path, [EXAMPLES]) as server:
-        with scraper(server, SCRAPE * REQUESTS):
+        with scraper(server):
             refused = lambda: total(server.scrape(), "pharos_connections_refused_total", listener="metrics", reason="SLOW_READER")
             eventually("the connection is refused", lambda: refused() == 1)

@@ -16,6 +16,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 libc = ctypes.CDLL(None, use_errno=True)
+published = []
 
 
 def checked(result):
@@ -177,6 +178,14 @@ def pass_descriptor(target):
         socket.send_fds(connection, [b"x"], [file.fileno()])
 
 
+def publish(target):
+    """Publishes a metric whose name is plain, and whose help and labels are the target."""
+    family = pb_utils.MetricFamily(name="published", description=target, kind=pb_utils.MetricFamily.COUNTER)
+    family.Metric(labels={"model": target, "tenant": target}).increment(1)
+    published.append(family)
+    print(target, flush=True)
+
+
 ATTACKS = {
     "read": read,
     "list": listed,
@@ -210,7 +219,10 @@ ATTACKS = {
     "unix socket": unix_socket,
     "copy file": copy_file,
     "deep directories": deep_directories,
+    "publish": publish,
 }
+
+
 def outcome(call):
     """Returns `done`, or the text of the server's refusal."""
     try:

@@ -1,9 +1,14 @@
 """Servers whose workers run as another user (`--worker-user`)."""
 
+import os
 import sys
 from pathlib import Path
 
+from faults.isolated import Isolated, missing
 from harness.server import binary
+
+WHY_NOT = missing("mount", "mount", "setpriv") if os.geteuid() == 0 else "starting processes of another user needs root"
+"""Why no such server can be started; empty if one can."""
 
 USER, GROUP = 64123, 64124
 """Numbers without names."""
@@ -32,6 +37,16 @@ def reachable(folder: Path) -> tuple:
     instead = [f"mount -t tmpfs -o mode=755 none {above}" for above in set(hidden.values())]
     after = [f"mkdir -p {path}; mount --move {kept}/{number} {path}" for number, path in enumerate(hidden)]
     return "\n".join([*before, *instead, *after]), {"TMPDIR": str(temporary)}
+
+
+def started(tmp_path: Path, repositories, *options, through=(), kind=Isolated) -> Isolated:
+    """Returns a server of the class `kind` whose files are only for its user (umask 077). The command `through` starts it."""
+    mounts, environment = reachable(tmp_path)
+    server = kind("mount", f"{mounts}\numask 077", tmp_path, repositories, [FLAG, *options])
+    at = server.command.index(str(binary()))
+    server.command[at:at] = through
+    server.environment = environment | {"XDG_CACHE_HOME": str(tmp_path), "HF_HOME": "/data"}
+    return server
 
 
 def identity(pid: int) -> tuple:

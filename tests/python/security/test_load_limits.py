@@ -75,8 +75,7 @@ def test_samples_are_made_one_at_a_time(tmp_path):
         assert load(server)[0] == 200
         grown = (peak_bytes(server) - before) >> 20
         assert grown < 300, f"{grown} MiB: each of the six samples takes 64 MiB, and each of the two arenas as much"
-        resident = lambda: int(open(f"/proc/{server.process.pid}/statm").read().split()[1]) * 4096
-        eventually("the samples and the arenas are given back", lambda: resident() - before < 50 << 20)
+        eventually("the samples and the arenas are given back", lambda: server.resident_bytes() - before < 50 << 20)
 
 
 @pytest.mark.parametrize(

@@ -12,16 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from faults.isolated import Isolated, missing
+from faults.isolated import Isolated
 from harness.ports import free_ports
 from harness.server import binary, fork_servers
 from harness.waiting import DEADLINE_S, eventually
 from repository.object_stores import CREDENTIALS, Store
 from security.hostile import CODE, CONFIG, attack, write_environment, write_model
-from security.other_user import FLAG, GROUP, USER, identity, reachable
+from security.other_user import FLAG, GROUP, USER, WHY_NOT, identity, reachable, started
 from torchserve.archive_files import files, wheel, zipped
 
-WHY_NOT = missing("mount", "mount", "setpriv") if os.geteuid() == 0 else "starting processes of another user needs root"
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 AS_USER = (USER, GROUP, [GROUP], {"0" * 16})
 KEPT = ["chown", "dac_override", "fowner", "kill", "setgid", "setuid"]
@@ -46,16 +45,6 @@ REFUSES_DESCRIPTORS = tuple(int(number) for number in platform.release().split("
 def tmp_path(open_path):
     """A directory that the other user can reach."""
     return open_path
-
-
-def started(tmp_path, repositories, *options, through=()) -> Isolated:
-    """Returns a server. The command `through` starts it."""
-    mounts, environment = reachable(tmp_path)
-    server = Isolated("mount", f"{mounts}\numask 077", tmp_path, repositories, [FLAG, *options])
-    at = server.command.index(str(binary()))
-    server.command[at:at] = through
-    server.environment = environment | {"XDG_CACHE_HOME": str(tmp_path), "HF_HOME": "/data"}
-    return server
 
 
 def hostile(tmp_path):
