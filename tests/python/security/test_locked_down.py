@@ -199,6 +199,8 @@ def test_no_client_and_no_model_controls_a_terminal(server):
     assert server.ask("POST", "/v2/models/hostile/infer", body)[0] == 200
     assert server.ask("POST", "/v2/models/a%1b%5b31m/infer", body)[0] == 400
     eventually("the trace is written", lambda: '"REQUEST_END"' in (server.folder / "trace.json").read_text())
+    # Both have the text.
+    assert "\u202ec" in (server.folder / "trace.json").read_text() and "\u202ec" in server.get("/metrics", server.metrics)[1]
     top = subprocess.run([binary(), "top", "--once", "--interval=0.2", server.metrics], capture_output=True, text=True, timeout=DEADLINE_S)
     assert top.returncode == 0 and "hostile" in top.stdout, top
     for shown in (top.stdout, pharos_trace("summary", server.folder / "trace.json")):
