@@ -13,14 +13,11 @@ pub mod cloud;
 mod definition;
 mod environment;
 mod gpus;
-mod host_policy;
 mod logging;
 mod models;
 mod otlp;
 mod rate_limit;
 mod refusal;
-mod response_timing;
-mod shared_memory;
 mod tls;
 mod trace;
 mod values;
@@ -47,18 +44,15 @@ use values::{
 
 pub use backend_setting::BackendSetting;
 pub use cache::CacheConfig;
-pub use clients::{ClientTimeouts, GrpcClients, HttpClients, Tokens};
+pub use clients::{ClientTimeouts, GrpcClients, HttpClients, ResponseTimes, SharedMemory, Tokens};
 pub use definition::{Certificates, Command, MetricsCommand, MetricsConfig, SloCommand, Top};
 pub use gpus::{GpuLimit, Gpus};
-pub use host_policy::HostPolicies;
 pub use logging::Log;
 pub use models::{ControlMode, MemoryLimit, Models};
 pub use rate_limit::{RateLimit, RateLimiter};
-pub use response_timing::ResponseTimes;
-pub use shared_memory::SharedMemory;
 pub use tls::{GrpcTls, HttpTls, MetricsTls, TlsOptions};
 pub use trace::{TraceCommand, TraceConfig, TraceOptions};
-pub use workers::Workers;
+pub use workers::{HostPolicies, Workers};
 
 const GENERAL: &str = "Server";
 const MODELS: &str = "Model repository";
@@ -354,10 +348,10 @@ impl Options {
     /// An invalid flag or value, with the allowed values; also `--help` and `--version`. The caller prints the error and
     /// exits with its code (`clap::Error::exit`).
     pub fn from_args(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Self, clap::Error> {
-        let args = args.into_iter().map(Into::into).collect();
-        let Start { command, args, ignored } = Start::new(Self::command(), args, |name| std::env::var_os(name));
-        let explained = |error| refusal::explained(error, &command, &args);
-        let mut matches = command.clone().try_get_matches_from(&args).map_err(explained)?;
+        let given = args.into_iter().map(Into::into).collect();
+        let Start { command, args, ignored } = Start::new(Self::command(), given, |name| std::env::var_os(name));
+        let mut matches =
+            command.clone().try_get_matches_from(&args).map_err(|error| refusal::explained(error, &command, &args))?;
         let origins = refusal::Origins::new(&command, &matches);
         let unknown = environment::unknown(&command, std::env::vars_os());
         let of_other_modes = models::without_mode(&matches).iter().map(|text| origins.explain(text)).collect();

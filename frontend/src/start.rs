@@ -59,7 +59,7 @@ const LOGGED: Duration = Duration::from_secs(1);
 /// Maximum time to write the last lines of the metric logs, so that a file system that hangs does not block the exit.
 const LAST_LINES: Duration = Duration::from_secs(5);
 
-/// Threads of the server beside its event loops: those for logs, timers and measurements, and some that load models.
+/// Threads of the server beside its event loops: for logs, timers and measurements, and some that load models.
 const OTHER_THREADS: usize = 13;
 
 /// How long workers look for their next frame before they sleep, in microseconds, where processors are to spare.
@@ -104,11 +104,11 @@ fn run(options: &Options, plan: Option<&Plan<Options>>) -> ExitCode {
         ));
     }
     request_log::enable(options.log.access);
-    let log = match plan {
+    let started = match plan {
         Some(plan) => log::start_torchserve(&options.log.options(), &plan.logs),
         None => log::start(&options.log.options()),
     };
-    let log = match log {
+    let log = match started {
         Ok(log) => log,
         Err(reason) => return failed(&reason),
     };
@@ -121,7 +121,7 @@ fn run(options: &Options, plan: Option<&Plan<Options>>) -> ExitCode {
         Ok(runtimes) => runtimes,
         Err(error) => return failed(&format!("cannot start the async runtimes: {error}")),
     };
-    let result = runtimes.main.block_on(serve(options, plan, (descriptors, runtimes.threads())));
+    let result = runtimes.main.block_on(serve(options, plan, descriptors, runtimes.threads()));
     runtimes.stop();
     drop(log);
     match result {
@@ -130,18 +130,18 @@ fn run(options: &Options, plan: Option<&Plan<Options>>) -> ExitCode {
     }
 }
 
-/// Returns how long workers look for their next frame before they sleep: without the flag, not on a single processor, where the
-/// frontend could not run meanwhile, and not under a quota, which the time would use up.
+/// Returns the time that workers look for their next frame before they sleep. Without the flag, it is 0 on a single processor, where
+/// the frontend could not run meanwhile, and under a quota, which the time would use up.
 fn spin(options: &Options) -> loader::WorkerSpin {
-    let usual_us = || {
-        // The standard library's number also respects quotas of cgroup v1, which are not read here.
-        let allowed = rustix::thread::sched_getaffinity(None).map_or(0, |processors| processors.count() as usize);
-        let roots = Roots::new(&options.metrics.cgroup_root);
-        let has_quota = threads::processors() < allowed || system::has_cpu_quota(&roots);
-        if threads::processors() < 2 || has_quota { 0 } else { SPIN_US }
-    };
-    let flag = options.workers.worker_spin_us;
-    loader::WorkerSpin { usual_us: flag.unwrap_or_else(usual_us), limited_us: flag.unwrap_or(0) }
+    if let Some(us) = options.workers.worker_spin_us {
+        return loader::WorkerSpin { usual_us: us, limited_us: us };
+    }
+    // The standard library's number also respects quotas of cgroup v1, which are not read here.
+    let allowed = rustix::thread::sched_getaffinity(None).map_or(0, |processors| processors.count() as usize);
+    let roots = Roots::new(&options.metrics.cgroup_root);
+    let has_quota = threads::processors() < allowed || system::has_cpu_quota(&roots);
+    let usual_us = if threads::processors() < 2 || has_quota { 0 } else { SPIN_US };
+    loader::WorkerSpin { usual_us, limited_us: 0 }
 }
 
 /// Prints the reason to standard error, even if logging is off.
@@ -154,7 +154,8 @@ fn failed(reason: &str) -> ExitCode {
 async fn serve(
     options: &Options,
     plan: Option<&Plan<Options>>,
-    (descriptors, threads): (Arc<Descriptors>, loader::Threads),
+    descriptors: Arc<Descriptors>,
+    threads: loader::Threads,
 ) -> Result<(), String> {
     let mut ends = Ends::new().map_err(|error| format!("cannot handle signals: {error}"))?;
     let manager = ServiceManager::start();
@@ -166,7 +167,7 @@ async fn serve(
     let logs = metrics::logs(options, definition.names_mode);
     let clouds = Clouds::new(options, plan.is_some())?;
     let event_loops = threads.event_loops.clone();
-    let (engine, system) = engine(options, definition, (descriptors, threads, &clouds)).await?;
+    let (engine, system) = engine(options, definition, descriptors, threads, &clouds).await?;
     let tslog = tslog::Writer::start(engine.cache().clone(), logs).map_err(|error| error.to_string())?;
     let push = options.metrics_push()?.map(|settings| engine.push_metrics(settings)).transpose()?;
     let _polling = engine.watch_system(system).map_err(|error| error.to_string())?;
@@ -182,7 +183,7 @@ async fn serve(
     let mut open = listeners.open(&guards, clouds.platforms()).await?;
     let mut endpoints = plan.map(|plan| Endpoints::new(plan, &engine, listeners.ports(guards))).transpose()?;
     let loaded = tokio::select! {
-        loaded = load(&engine, options, (endpoints.as_mut(), &clouds)) => loaded.map(|tasks| open.extend(tasks)),
+        loaded = load(&engine, options, endpoints.as_mut(), &clouds) => loaded.map(|tasks| open.extend(tasks)),
         () = ends.next() => Ok(()),
     };
     if loaded.is_ok() && ends.seen == 0 {
@@ -204,24 +205,24 @@ async fn serve(
         finish(options.general.exit_timeout_secs, &engine, &mut ends, &phase).await
     };
     phase.send_replace(Phase::Stopping);
-    close(open, (&engine, push), &mut ends).await;
+    close(open, &engine, push, &mut ends).await;
     tslog.stop(if ends.seen < 2 { LAST_LINES } else { HURRIED });
     loaded.and(finished)
 }
 
 /// Waits until the listeners have sent the last responses and the exporters the last traces and metrics, each within its limit.
-async fn close(listeners: Vec<JoinHandle<()>>, (engine, push): (&Engine, Option<Push>), ends: &mut Ends) {
+async fn close(listeners: Vec<JoinHandle<()>>, engine: &Engine, push: Option<Push>, ends: &mut Ends) {
     ends.close(listeners).await;
-    let last = async {
-        let last_metrics = async {
-            if let Some(push) = push {
-                push.stop(LAST_EXPORTS).await;
-            }
-        };
+    let last_metrics = async {
+        if let Some(push) = push {
+            push.stop(LAST_EXPORTS).await;
+        }
+    };
+    let last_exports = async {
         tokio::join!(engine.stop_tracing(LAST_EXPORTS), last_metrics);
     };
     // Longer than the exporters' own limit, so that they can log unsent data.
-    ends.wait(LAST_EXPORTS + LOGGED, last).await;
+    ends.wait(LAST_EXPORTS + LOGGED, last_exports).await;
 }
 
 /// Returns an error if requests or sequences were unfinished when the exit timeout expired or a second signal came.
@@ -235,11 +236,12 @@ fn check_finished(unfinished: Unfinished, ends: &Ends) -> Result<(), String> {
     }
 }
 
-/// Loads the models, including those of a plan, and opens the ports of the plan's endpoints. Returns the tasks of these ports.
+/// Loads the models, including the models of a plan, and opens the ports of the plan's endpoints. Returns the tasks of these ports.
 async fn load(
     engine: &Engine,
     options: &Options,
-    (endpoints, clouds): (Option<&mut Endpoints>, &Clouds),
+    endpoints: Option<&mut Endpoints>,
+    clouds: &Clouds,
 ) -> Result<Vec<JoinHandle<()>>, String> {
     report(engine.load().await.map_err(|error| error.to_string())?, options)?;
     clouds.models_are_loaded(engine).await?;
@@ -254,7 +256,8 @@ async fn reload(mut hangup: Signal, hung_up: Arc<Notify>, engine: Engine, source
     while hangup.recv().await.is_some() {
         log::reopen();
         hung_up.notify_waiters();
-        let (engine, read) = (engine.clone(), source.clone());
+        let engine = engine.clone();
+        let read = source.clone();
         let result = blocking::run(move || engine.reload_metrics(&read)).await;
         match result.unwrap_or_else(|error| Err(error.to_string())) {
             Ok(difference) => tracing::info!("metrics reloaded from {source}: {difference}"),
@@ -266,8 +269,8 @@ async fn reload(mut hangup: Signal, hung_up: Arc<Notify>, engine: Engine, source
 /// Returns the memory limit of requests being received: the configured one, else a quarter of the memory of this process,
 /// because decoding a message temporarily doubles its memory.
 fn receive_budget(options: &Options) -> Budget {
-    let usual = || system::memory_limit(&Roots::new(&options.metrics.cgroup_root)) / 4;
-    Budget::new(options.http_clients.receive_memory.unwrap_or_else(usual))
+    let configured = options.http_clients.receive_memory;
+    Budget::new(configured.unwrap_or_else(|| system::memory_limit(&Roots::new(&options.metrics.cgroup_root)) / 4))
 }
 
 /// Reports the server as not ready for the exit delay, then drains it. A second signal ends the waiting.
@@ -275,7 +278,8 @@ fn receive_budget(options: &Options) -> Budget {
 /// # Errors
 /// Requests or sequences were left.
 async fn end(options: &Options, engine: &Engine, ends: &mut Ends, phase: &watch::Sender<Phase>) -> Result<(), String> {
-    let (delay, timeout) = (options.general.exit_delay_secs, options.general.exit_timeout_secs);
+    let delay = options.general.exit_delay_secs;
+    let timeout = options.general.exit_timeout_secs;
     if !delay.is_zero() {
         tracing::info!("exiting: no longer ready, serving for {} s more", delay.as_secs());
         engine.leave();
@@ -289,7 +293,7 @@ async fn end(options: &Options, engine: &Engine, ends: &mut Ends, phase: &watch:
     finish(timeout, engine, ends, phase).await
 }
 
-/// Refuses new requests and finishes those in flight within `timeout`. A signal aborts the wait.
+/// Refuses new requests and finishes requests in flight within `timeout`. A signal aborts the wait.
 ///
 /// # Errors
 /// As [`end`].
@@ -334,7 +338,9 @@ fn report(failures: Vec<(String, String)>, options: &Options) -> Result<(), Stri
 async fn engine(
     options: &Options,
     definition: Definition,
-    (descriptors, threads, clouds): (Arc<Descriptors>, loader::Threads, &Clouds),
+    descriptors: Arc<Descriptors>,
+    threads: loader::Threads,
+    clouds: &Clouds,
 ) -> Result<(Engine, system::Settings), String> {
     let library = onnxruntime::find(options.workers.onnxruntime_library.as_deref())?;
     let labels = cache::Settings {
@@ -371,8 +377,10 @@ fn control_mode(options: &Options) -> loader::Mode {
 
 /// Returns the program that runs models: `--worker-binary`, else the one next to this executable.
 fn worker_binary(options: &Options) -> Result<PathBuf, String> {
-    let beside = || std::env::current_exe().map(|path| path.with_file_name("pharos-worker"));
-    let worker = options.workers.worker_binary.clone().map_or_else(beside, Ok).map_err(|error| error.to_string())?;
+    let worker = match &options.workers.worker_binary {
+        Some(worker) => worker.clone(),
+        None => std::env::current_exe().map_err(|error| error.to_string())?.with_file_name("pharos-worker"),
+    };
     if worker.is_file() {
         return Ok(worker);
     }
@@ -445,8 +453,8 @@ fn settings(
     })
 }
 
-/// Returns the directory of further backends. Warns about one of Triton's, from a command line for Triton, and ignores it if it does
-/// not exist here.
+/// Returns the directory of further backends. Warns about a directory of Triton's backends, from a command line for Triton, and ignores
+/// it if it does not exist here.
 ///
 /// # Errors
 /// Another directory does not exist.
@@ -477,7 +485,7 @@ fn backend_directory(directory: &Path) -> Result<Option<PathBuf>, String> {
 /// The directory in which Triton is installed, within `/opt`.
 const TRITON_DIRECTORY: &str = "tritonserver";
 
-/// Returns the names of the backends in a backend directory whose libraries are those of Triton, sorted.
+/// Returns the names of the backends in a backend directory that have a library of Triton, sorted.
 fn triton_backends(directory: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
@@ -491,19 +499,20 @@ fn triton_backends(directory: &Path) -> Vec<String> {
 fn program(options: &Options, worker: PathBuf, onnxruntime: Option<PathBuf>) -> Result<Program, String> {
     let workers = &options.workers;
     let backends = workers.backend_directory.as_deref().map(backend_directory).transpose()?.flatten();
-    let beside =
-        || std::env::current_exe().ok().map(|path| path.with_file_name("backends")).filter(|path| path.is_dir());
-    let environments = workers.environment_cache_directory.clone();
-    let environments = environments.unwrap_or_else(|| Program::default_environments(workers.worker_user.as_deref()));
+    let beside = std::env::current_exe().ok().map(|path| path.with_file_name("backends"));
+    let environments = match &workers.environment_cache_directory {
+        Some(directory) => directory.clone(),
+        None => Program::default_environments(workers.worker_user.as_deref()),
+    };
     protection::report_sandbox(&worker, options)?;
-    protection::check_user(options, (&worker, onnxruntime.as_deref()), &environments)?;
+    protection::check_user(options, &worker, onnxruntime.as_deref(), &environments)?;
     Ok(Program {
         worker,
         onnxruntime,
         python: workers.python.clone(),
         forks: workers.worker_fork,
         python_preload: workers.python_preload.0.clone(),
-        backends: backends.or_else(beside),
+        backends: backends.or_else(|| beside.filter(|path| path.is_dir())),
         hidden: protection::hidden_variables(workers),
         user: workers.worker_user.clone(),
         sandboxes: workers.sandboxes(),
@@ -513,7 +522,6 @@ fn program(options: &Options, worker: PathBuf, onnxruntime: Option<PathBuf>) -> 
     })
 }
 
-/// Returns the host name, for labels.
 fn hostname() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

@@ -1,61 +1,64 @@
-//! Checks documents: links and anchors resolve, pages are in the table of contents, and merges left no damage (a table
-//! row without a head, a row or a folder that occurs twice, a missing empty line).
+//! Checks documents: links and anchors resolve, pages are in the table of contents, and merges left no row of a table and no
+//! folder of a tree twice.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::checks::violation;
 use crate::rules::BOOK;
-use crate::tree::File;
+use crate::{File, violation};
 
 const MERGED: &str = "possibly a faulty merge: read the whole passage";
 
 /// A line and its number.
 type Line<'a> = (usize, &'a str);
 
-/// Returns every violation within one document; none for files that are not Markdown.
-pub(crate) fn check(file: &File) -> Vec<String> {
-    if !file.path.ends_with(".md") {
-        return Vec::new();
+pub(crate) fn check(files: &[File]) -> Vec<String> {
+    let documents: Vec<_> = files.iter().filter(|file| file.path.ends_with(".md")).collect();
+    let mut found = Vec::new();
+    for file in &documents {
+        let (text, blocks) = split(&file.text);
+        for block in blocks {
+            found.extend(tree(file, &block));
+        }
+        found.extend(tables(file, &text));
     }
-    let (text, blocks) = split(&file.text);
-    let mut found: Vec<_> = blocks.iter().flat_map(|lines| tree(file, lines)).collect();
-    found.extend(tables(file, &text));
-    found.extend(paragraphs(file, &text));
+    found.extend(links(files, &documents));
     found
 }
 
-/// Returns the lines of a document, and separately those of its code blocks. In the former, each line of a code block is "`".
+/// Returns the lines of a document, and separately the lines of each code block. In the former, each line of a code block is "`".
 fn split(text: &str) -> (Vec<Line<'_>>, Vec<Vec<Line<'_>>>) {
-    let (mut lines, mut blocks, mut fence) = (Vec::new(), Vec::new(), None);
+    let mut lines = Vec::new();
+    let mut blocks = Vec::new();
+    let mut block: Option<Vec<Line<'_>>> = None;
     for (number, line) in (1..).zip(text.lines()) {
-        let mark = line.trim_start().starts_with("```");
-        match &mut fence {
-            None if mark => fence = Some(Vec::new()),
-            Some(_) if mark => blocks.extend(fence.take()),
+        let is_fence = line.trim_start().starts_with("```");
+        let is_code = is_fence || block.is_some();
+        match &mut block {
+            None if is_fence => block = Some(Vec::new()),
+            Some(_) if is_fence => blocks.extend(block.take()),
             Some(block) => block.push((number, line)),
             None => {}
         }
-        lines.push((number, if mark || fence.is_some() { "`" } else { line }));
+        lines.push((number, if is_code { "`" } else { line }));
     }
     (lines, blocks)
 }
 
-/// Returns every violation between documents: links to missing files and headings, and pages that SUMMARY.md omits.
-pub(crate) fn links(files: &[File]) -> Vec<String> {
-    let documents: Vec<_> = files.iter().filter(|file| file.path.ends_with(".md")).collect();
+/// Finds links to missing files and headings, and pages that SUMMARY.md omits.
+fn links(files: &[File], documents: &[&File]) -> Vec<String> {
     let anchors: BTreeMap<_, _> = documents.iter().map(|file| (file.path.as_str(), headings(&file.text))).collect();
-    let exists = |path: &str| {
-        path.is_empty()
-            || files
-                .iter()
-                .any(|file| file.path.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
-    };
-    let (mut found, mut listed) = (Vec::new(), BTreeSet::new());
+    let mut paths = BTreeSet::from([String::new()]);
+    for file in files {
+        paths.insert(file.path.clone());
+        paths.extend(file.path.match_indices('/').map(|(at, _)| file.path[..at].to_owned()));
+    }
     let summary = format!("{BOOK}SUMMARY.md");
-    for file in &documents {
+    let mut found = Vec::new();
+    let mut listed = BTreeSet::new();
+    for file in documents {
         for (line, target) in targets(&file.text) {
             let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
-            let Some(path) = resolve(&file.path, path).filter(|path| exists(path)) else {
+            let Some(path) = resolve(&file.path, path).filter(|path| paths.contains(path)) else {
                 let rule = format!("broken link `{target}`: no such file");
                 found.push(violation(&file.path, line, &rule, "write the path relative to this document"));
                 continue;
@@ -69,10 +72,12 @@ pub(crate) fn links(files: &[File]) -> Vec<String> {
             }
         }
     }
-    let pages = documents.iter().filter(|file| file.path.starts_with(BOOK) && file.path != summary);
-    let omitted = pages.filter(|page| !listed.contains(&page.path));
-    let advice = format!("add the page to {summary}");
-    found.extend(omitted.map(|page| violation(&page.path, 1, "the table of contents omits this page", &advice)));
+    for page in documents.iter().filter(|file| file.path.starts_with(BOOK) && file.path != summary) {
+        if !listed.contains(&page.path) {
+            let advice = format!("add the page to {summary}");
+            found.push(violation(&page.path, 1, "the table of contents omits this page", &advice));
+        }
+    }
     found
 }
 
@@ -99,9 +104,7 @@ fn resolve(document: &str, path: &str) -> Option<String> {
     for segment in path.trim_end_matches('/').split('/') {
         match segment {
             "." => {}
-            ".." => {
-                segments.pop()?;
-            }
+            ".." => _ = segments.pop()?,
             name => segments.push(name),
         }
     }
@@ -118,8 +121,8 @@ fn headings(text: &str) -> BTreeSet<String> {
         }
         let kept = title.trim().chars().filter(|letter| letter.is_alphanumeric() || " -_".contains(*letter));
         let anchor = kept.collect::<String>().to_lowercase().replace(' ', "-");
-        let mut count = 0;
         let mut unique = anchor.clone();
+        let mut count = 0;
         while !anchors.insert(unique) {
             count += 1;
             unique = format!("{anchor}-{count}");
@@ -128,59 +131,34 @@ fn headings(text: &str) -> BTreeSet<String> {
     anchors
 }
 
-/// Checks that tables have a head and no two rows with the same first cell.
-fn tables(file: &File, text: &[(usize, &str)]) -> Vec<String> {
+/// Checks that the rows of a table differ in their first cell.
+fn tables(file: &File, text: &[Line<'_>]) -> Vec<String> {
     let is_row = |line: &str| line.trim_start().starts_with('|');
     let mut found = Vec::new();
-    for table in text.chunk_by(|one, next| is_row(one.1) == is_row(next.1)) {
-        let [(first, head), rest @ ..] = table else { continue };
-        if !is_row(head) {
-            continue;
-        }
-        let is_rule = |line: &str| line.contains('-') && line.chars().all(|letter| "|-: ".contains(letter));
-        let Some((_, rows)) = rest.split_first().filter(|(rule, _)| is_rule(rule.1)) else {
-            found.push(violation(&file.path, *first, "a table's row without a head", MERGED));
-            continue;
-        };
+    for table in text.chunk_by(|one, next| is_row(one.1) == is_row(next.1)).filter(|lines| is_row(lines[0].1)) {
         let mut keys = BTreeSet::new();
-        for (line, row) in rows {
+        for (line, row) in table {
             let key = row.trim_start().trim_start_matches('|').split(" |").next().unwrap_or_default().trim();
             if !key.is_empty() && !keys.insert(key) {
-                let rule = format!("the table has two rows for `{key}`");
-                found.push(violation(&file.path, *line, &rule, MERGED));
+                found.push(violation(&file.path, *line, &format!("the table has two rows for `{key}`"), MERGED));
             }
         }
     }
     found
 }
 
-/// Checks that headings, and paragraphs that begin in bold, follow an empty line.
-fn paragraphs(file: &File, text: &[(usize, &str)]) -> Vec<String> {
-    let begins = |line: &str| line.starts_with("**") || (line.starts_with('#') && line.contains("# "));
-    let mut found = Vec::new();
-    for pair in text.array_windows::<2>() {
-        let [(_, before), (line, here)] = pair;
-        if begins(here) && !before.is_empty() && !before.starts_with('#') {
-            let rule = "a heading or a paragraph that begins in bold must follow an empty line";
-            found.push(violation(&file.path, *line, rule, MERGED));
-        }
-    }
-    found
-}
-
 /// Checks that a folder tree (its first line has a name that ends in `/`) explains each folder and module once.
-fn tree(file: &File, lines: &[(usize, &str)]) -> Vec<String> {
-    let is_tree = lines.first().is_some_and(|(_, line)| line.split(' ').next().is_some_and(|name| name.ends_with('/')));
+fn tree(file: &File, lines: &[Line<'_>]) -> Vec<String> {
+    let name_of = |line: &str| line.split_whitespace().next().unwrap_or_default().to_owned();
+    let is_tree = lines.first().is_some_and(|(_, line)| !line.starts_with(' ') && name_of(line).ends_with('/'));
     let mut found = Vec::new();
-    let mut seen = BTreeSet::new();
+    let mut names = BTreeSet::new();
     for (number, line) in lines.iter().filter(|_| is_tree) {
-        let indent = line.len() - line.trim_start().len();
-        let name = line.trim_start().split(' ').next().unwrap_or_default();
-        match indent {
-            0 => seen.clear(),
-            2 if !seen.insert(name) => {
-                let rule = format!("`{name}` is explained twice");
-                found.push(violation(&file.path, *number, &rule, MERGED));
+        let name = name_of(line);
+        match line.len() - line.trim_start().len() {
+            0 => names.clear(),
+            2 if !names.insert(name.clone()) => {
+                found.push(violation(&file.path, *number, &format!("`{name}` is explained twice"), MERGED));
             }
             _ => {}
         }

@@ -1,38 +1,20 @@
 //! The rules, as tables. To change a rule, change its row and state the reason in its last column.
 
-/// Module names that are not terms of the field.
-pub(crate) const PRIVATE_NAMES: &[&str] = &[
-    "apart",
-    "seen",
-    "slow",
-    "reread",
-    "lent",
-    "cut",
-    "ways",
-    "beside",
-    "given",
-    "home",
-    "open",
-    "stash",
-    "board",
-    "words",
-    "asked",
-    "workplace",
-    "traced",
-    "doubtful",
-    "shown",
-];
-
-/// The places that may name TorchServe: prefixes of paths, and why.
-pub(crate) const TORCHSERVE: &[(&str, &str)] = &[
-    ("frontend/torchserve/", "its package"),
-    ("worker/python/", "its Python interface"),
-    ("frontend/src/", "the executable connects its package to the engine, and has its variables"),
-    ("frontend/telemetry/src/log", "the layouts of its log files"),
-    ("src/metrics/catalog", "its form of metrics.yaml, and its mode names"),
-    ("src/metrics/tslog.rs", "its form of metric log lines"),
-    ("src/metrics/worker_lines.rs", "its form of lines that workers print"),
-    ("src/model/", "the backend `torchserve`, its archives and its request documents"),
+/// The places that may name TorchServe.
+const TORCHSERVE: &[&str] = &[
+    // Its package, and its Python interface.
+    "frontend/torchserve/",
+    "worker/python/",
+    // The executable connects its package to the engine, and has its variables.
+    "frontend/src/",
+    // The layouts of its log files.
+    "frontend/telemetry/src/log",
+    // Its forms of metrics.yaml, of metric log lines, and of lines that workers print.
+    "src/metrics/catalog",
+    "src/metrics/tslog.rs",
+    "src/metrics/worker_lines.rs",
+    // The backend `torchserve`, its archives and its request documents.
+    "src/model/",
 ];
 
 /// A package and its floors, from the highest down. A module may use lower floors, never higher ones.
@@ -226,22 +208,10 @@ pub(crate) const BANS: &[Ban] = &[
         advice: "the core has no sockets, threads, processes or clocks: let the caller pass bytes and the time in",
     },
     Ban {
-        within: &["src/"],
+        within: &["src/", "worker/"],
         except: &[],
         paths: ASYNC,
-        advice: "the core is synchronous: decide here, and perform it in frontend/",
-    },
-    Ban {
-        within: &["worker/"],
-        except: &[],
-        paths: ASYNC,
-        advice: "the worker is synchronous: one batch at a time, blocking I/O",
-    },
-    Ban {
-        within: &["worker/backend/"],
-        except: &[],
-        paths: &["pharos_worker", "cudarc", "ort"],
-        advice: "the backend interface is below the worker's runtime: declare what the runtime provides as a trait there",
+        advice: "the core and the worker are synchronous: the core decides, frontend/ performs it",
     },
     Ban {
         within: &["worker/python/", "examples/backend_rust/"],
@@ -304,7 +274,6 @@ pub(crate) const BANS: &[Ban] = &[
             "frontend/telemetry/src/otlp/grpc.rs",
             "frontend/listener/src/receiving/grpc",
             "frontend/torchserve/src/grpc",
-            "frontend/torchserve/build.rs",
         ],
         paths: PROTOBUF,
         advice: "generated protobuf is private to pharos-grpc, src/load_report/message.rs, src/model, the scrape in protobuf and \
@@ -312,146 +281,69 @@ pub(crate) const BANS: &[Ban] = &[
     },
 ];
 
-/// A package: its manifest, and the packages and libraries that it may or may not use. Cargo then enforces the floors.
-pub(crate) struct Package {
-    pub(crate) manifest: &'static str,
-    /// The packages of this project that its code may use; its tests may use any.
-    pub(crate) uses: &'static [&'static str],
-    /// Libraries that its manifest may not name.
-    pub(crate) without: &'static [&'static str],
-}
-
-const fn package(manifest: &'static str, uses: &'static [&'static str], without: &'static [&'static str]) -> Package {
-    Package { manifest, uses, without }
-}
-
-const NETWORK: &[&str] = &["tokio", "axum", "tonic", "hyper", "hyper-util", "tower"];
-/// The packages that an edge may use.
-const EDGE: &[&str] = &["pharos", "pharos-listener", "pharos-os"];
-
-/// The packages of ARCHITECTURE.md.
-pub(crate) const PACKAGES: &[Package] = &[
-    package("Cargo.toml", &[], NETWORK),
-    package("frontend/os/Cargo.toml", &["pharos"], &["axum", "tonic"]),
-    package("frontend/telemetry/Cargo.toml", &["pharos", "pharos-os"], &["axum"]),
-    package("frontend/engine/Cargo.toml", &["pharos", "pharos-os", "pharos-telemetry"], &["axum", "tonic"]),
-    package("frontend/listener/Cargo.toml", &["pharos", "pharos-os"], &[]),
-    package("frontend/http/Cargo.toml", EDGE, &["tonic"]),
-    package("frontend/top/Cargo.toml", &["pharos", "pharos-os"], &["axum", "tonic"]),
-    package("frontend/grpc/Cargo.toml", EDGE, &["axum", "serde_json"]),
-    package("frontend/torchserve/Cargo.toml", EDGE, &[]),
-    package(
-        "frontend/Cargo.toml",
-        &[
-            "pharos",
-            "pharos-engine",
-            "pharos-grpc",
-            "pharos-http",
-            "pharos-listener",
-            "pharos-os",
-            "pharos-telemetry",
-            "pharos-top",
-            "pharos-torchserve",
+/// The packages, from the highest down. The code of a package below `source` may use packages of lower floors; its tests may use any.
+pub(crate) const PACKAGES: &[Layering] = &[
+    Layering {
+        source: "frontend/",
+        floors: &[
+            independent(&["pharos-frontend"]),
+            independent(&["pharos-engine", "pharos-grpc", "pharos-http", "pharos-top", "pharos-torchserve"]),
+            independent(&["pharos-listener", "pharos-telemetry"]),
+            independent(&["pharos-os"]),
+            independent(&["pharos"]),
         ],
-        &[],
-    ),
-    package("worker/backend/Cargo.toml", &["pharos"], &["tokio", "cudarc", "ort"]),
-    package("worker/Cargo.toml", &["pharos", "pharos-backend"], NETWORK),
-    package("worker/python/Cargo.toml", &["pharos", "pharos-backend", "pharos-worker"], NETWORK),
-    package("tests/service_double/Cargo.toml", &["pharos"], NETWORK),
-    // Drives servers like a client; its benchmarks of single paths are tests.
-    package("tests/Cargo.toml", &[], &[]),
+    },
+    Layering {
+        source: "worker/",
+        floors: &[
+            independent(&["pharos-worker-python"]),
+            independent(&["pharos-worker"]),
+            independent(&["pharos-backend"]),
+            independent(&["pharos"]),
+        ],
+    },
 ];
 
-/// The only files with `unsafe`, and the reasons. Each must state its contract.
-pub(crate) const UNSAFE: &[(&str, &str)] = &[
-    ("src/shm.rs", "mappings of memory that another process writes"),
-    ("tests/loom/interleavings.rs", "cells whose accesses loom checks, in tests"),
-    ("frontend/os/src/scheduling.rs", "system calls for which no crate has functions"),
-    ("frontend/os/src/control_groups.rs", "what a new process does before it becomes a program"),
-    ("frontend/os/src/sockets.rs", "an option of sockets for which no crate has a function"),
-    ("frontend/os/src/worker_user.rs", "what a new process does before it becomes a program"),
-    ("frontend/engine/src/memory.rs", "views into a mapped arena that the arena's rules keep exclusive"),
-    ("frontend/engine/src/loader/prepare.rs", "a mapping of a model file, which a user may change concurrently"),
-    ("worker/backend/src/memory.rs", "the same for the worker"),
-    ("worker/src/pinning.rs", "memory that is registered with the driver of a GPU"),
-    ("worker/src/command_line.rs", "the memory of the command line of this process"),
-    ("worker/src/descriptors.rs", "ownership of inherited file descriptors"),
-    ("worker/src/fork_server/copy.rs", "a copy of this process, its environment and its descriptors"),
-    ("worker/src/regions/mapping.rs", "mappings of memory that clients write to and truncate"),
-    ("worker/src/regions/fault.rs", "a signal handler, which substitutes zeros for memory that a client truncated"),
-    ("worker/src/device/calls.rs", "declarations of calls that use memory after they return"),
-    ("worker/src/device/driver.rs", "calls of the CUDA driver across a C interface"),
-    ("worker/src/device/work.rs", "copies to and from a device that continue after the call"),
-    ("worker/src/device/fake.rs", "the same in tests"),
-    ("worker/src/device/fake/memory.rs", "memory that is passed by address, in tests"),
-    ("worker/src/backend/native.rs", "calls of a shared library across a C interface"),
-    ("worker/src/backend/native/abi.rs", "function types of that interface"),
-    ("worker/src/backend/native/foreign.rs", "pointers that the library passes in"),
-    ("worker/src/backend/native/host.rs", "functions that the library calls"),
-    ("worker/src/backend/native/library.rs", "loading a library and its functions"),
-    ("worker/src/backend/native/load.rs", "functions that the library calls while it loads a model"),
-    ("worker/src/backend/native/metrics.rs", "functions with which the library records metrics"),
-    ("worker/src/backend/native/outputs.rs", "functions with which the library returns outputs"),
-    ("worker/src/backend/native/responses.rs", "responses that the library creates, and deferred requests"),
-    ("worker/src/backend/native/slots.rs", "objects that the library receives and returns"),
-    ("worker/src/backend/native/running.rs", "a batch that the library borrows while it executes"),
-    ("worker/python/src/array.rs", "memory of numpy's arrays, over its C interface"),
-    ("worker/python/src/dlpack.rs", "tensors of other Python libraries, over DLPack's C interface"),
-    ("worker/backend/src/received.rs", "inputs and response memory that outlive a batch"),
-    ("worker/src/backend/onnxruntime.rs", "tensors that borrow memory across a C interface"),
-    ("worker/src/backend/onnxruntime/device.rs", "the same with device memory"),
-    ("worker/src/backend/onnxruntime/providers.rs", "a stream that a library borrows"),
-    ("worker/src/backend/onnxruntime/session.rs", "options of a session across a C interface"),
-];
+/// Texts that code may not contain, outside tests.
+pub(crate) struct Text {
+    /// The rule applies to files with one of these prefixes,
+    pub(crate) within: &'static [&'static str],
+    /// except those with one of these prefixes.
+    pub(crate) except: &'static [&'static str],
+    /// A regular expression, applied to each line.
+    pub(crate) pattern: &'static str,
+    /// Why, and what to do instead.
+    pub(crate) advice: &'static str,
+}
 
-/// Prefixes of metric names: a metric is named once, in metrics.yaml; code uses the enum of built-ins.
-pub(crate) const METRIC_PREFIXES: &[&str] =
-    &["nv_inference", "nv_model", "nv_cache", "nv_gpu", "nv_cpu", "ts_inference", "ts_queue"];
-
-/// The folders in which strings may not contain names of metrics.
-pub(crate) const NO_METRIC_NAMES: &[&str] = &["frontend/", "worker/src/", "worker/backend/src/"];
-
-/// The names allowed at the top level: the layout of the project, and files that tools or readers expect there.
-pub(crate) const TOP_LEVEL: &[&str] = &[
-    "Cargo.toml",
-    "src",
-    "metrics.yaml",
-    "proto",
-    "frontend",
-    "worker",
-    "tests",
-    "grafana",
-    "prometheus.yaml",
-    "README.md",
-    "ARCHITECTURE.md",
-    "CHANGELOG.md",
-    "changelog.d",
-    "CONTRIBUTING.md",
-    "SECURITY.md",
-    "LICENSE",
-    "Makefile",
-    "Cargo.lock",
-    "build.rs",
-    "rustfmt.toml",
-    "clippy.toml",
-    "deny.toml",
-    "rust-toolchain.toml",
-    ".gitignore",
-    ".gitattributes",
-    ".editorconfig",
-    ".dockerignore",
-    ".cargo",
-    ".ci",
-    ".github",
-    "deploy",
-    "docs",
-    "examples",
+/// The banned texts.
+pub(crate) const TEXTS: &[Text] = &[
+    Text {
+        within: &["frontend/", "worker/src/", "worker/backend/src/"],
+        except: &[],
+        pattern: r#""(?:nv_inference|nv_model|nv_cache|nv_gpu|nv_cpu|ts_inference|ts_queue)"#,
+        advice: "a metric is named once, in metrics.yaml: refer to it by the enum of built-ins",
+    },
+    Text {
+        within: &["src/", "frontend/", "worker/", "tests/service_double/", "examples/"],
+        except: TORCHSERVE,
+        pattern: r"(?i-u)torch[ _-]?serve",
+        advice: "TorchServe has its own places: pass a policy or a view that its package defines",
+    },
+    Text {
+        within: &["frontend/"],
+        except: &[],
+        pattern: r"cfg\(not\(test\)\)|cfg_attr\(test, allow\(dead_code\)\)",
+        advice: "unit tests compile all code: make it generic over a trait of the core, and test it with a double",
+    },
 ];
 
 /// The pages of the book.
 pub(crate) const BOOK: &str = "docs/src/";
 
-/// Folders that exist on one machine only; split so that this file passes its own rule.
-pub(crate) const PRIVATE_FOLDERS: &[&str] =
-    &[concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/wo", "rk/"), concat!("/Us", "ers/")];
+/// The definition of the metrics, and the enum of the built-in ones.
+pub(crate) const METRICS_DEFINITION: &str = "metrics.yaml";
+pub(crate) const METRICS_ENUM: &str = "src/metrics/builtin.rs";
+
+/// Metrics of the worker's runtime, which has no enum.
+pub(crate) const METRICS_OF_THE_WORKER: &[&str] = &["HandlerTime", "PredictionTime", "pharos_sequence_state_bytes"];

@@ -38,7 +38,7 @@ pub fn is_entered() -> bool {
     ENTERED.get()
 }
 
-/// Puts all threads of a child process into the background, and what it starts later. As [`enter`].
+/// Puts all threads of a child process, and its later threads and children, into the background, as [`enter`].
 pub fn put(process: u32) {
     change_all(process, to_background);
 }
@@ -68,16 +68,16 @@ fn nicer(nice: i32) -> i32 {
     (nice + NICER).min(HIGHEST_NICE)
 }
 
-/// Returns whether this process may lower a nice value. Found out once, with a thread.
+/// Returns whether this process may lower a nice value. Tried once, in a thread.
 fn can_return() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
     *FOUND.get_or_init(|| {
-        let try_it = || {
+        let thread = thread::Builder::new().spawn(|| {
             let now = get(0)?;
             set(0, &Attributes { nice: nicer(now.nice), ..now })?;
             set(0, &now)
-        };
-        thread::Builder::new().spawn(try_it).is_ok_and(|found| matches!(found.join(), Ok(Ok(()))))
+        });
+        thread.is_ok_and(|thread| matches!(thread.join(), Ok(Ok(()))))
     })
 }
 

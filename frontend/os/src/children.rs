@@ -9,13 +9,13 @@ use crate::clock;
 /// The pause between two looks at a child.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Waits until a child ends, and returns how. Kills it at the time limit, or if its end cannot be known, and then returns `None`.
-/// Blocks.
+/// Waits until a child ends, and returns its exit status. Kills the child at the time limit, or if its end cannot be known, and then
+/// returns `None`. Blocks.
 pub fn wait_within(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     wait_while(child, limit, || true)
 }
 
-/// Waits as [`wait_within`] does, and kills the child too if it is not `wanted` any more.
+/// Waits as [`wait_within`] does, and also kills the child when `wanted` returns `false`.
 pub fn wait_while(child: &mut Child, limit: Duration, wanted: impl Fn() -> bool) -> Option<ExitStatus> {
     let begun = clock::now();
     loop {
@@ -23,7 +23,7 @@ pub fn wait_while(child: &mut Child, limit: Duration, wanted: impl Fn() -> bool)
             Ok(Some(status)) => return Some(status),
             Ok(None) if clock::now() - begun < limit && wanted() => thread::sleep(PAUSE),
             _ => {
-                // Fails if it has ended.
+                // Fails if the child has ended.
                 let _ = child.kill();
                 let _ = child.wait();
                 return None;

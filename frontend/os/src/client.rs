@@ -36,13 +36,13 @@ pub enum Version {
 /// The files, in PEM, that verify servers and identify this client.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClientTls {
-    /// Certificates of the trusted authorities; otherwise those of the system.
+    /// Certificates of the trusted authorities; `None` for the authorities of the system.
     pub authorities: Option<PathBuf>,
     /// The certificate chain of this client, and its private key.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
-/// Creates a client for HTTP/1.1 that trusts the system's certificates, or those of `SSL_CERT_FILE` and `SSL_CERT_DIR`.
+/// Creates a client for HTTP/1.1 that trusts the system's certificates, or the certificates of `SSL_CERT_FILE` and `SSL_CERT_DIR`.
 ///
 /// # Errors
 /// TLS cannot be set up. Missing certificates are not an error here; connections that need them fail.
@@ -86,10 +86,10 @@ where
     tcp.set_connect_timeout(Some(CONNECT));
     tcp.set_nodelay(true);
     tcp.enforce_http(false);
-    let connector = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
+    let builder = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
     let connector = match version {
-        Version::Http1 => connector.enable_http1().wrap_connector(tcp),
-        Version::Http2 => connector.enable_http2().wrap_connector(tcp),
+        Version::Http1 => builder.enable_http1().wrap_connector(tcp),
+        Version::Http2 => builder.enable_http2().wrap_connector(tcp),
     };
     let mut client = Client::builder(TokioExecutor::new());
     client.timer(TokioTimer::new()).pool_timer(TokioTimer::new()).pool_idle_timeout(IDLE);
@@ -99,15 +99,15 @@ where
 }
 
 fn configuration(files: &ClientTls) -> Result<ClientConfig, String> {
-    let tls = ClientConfig::builder_with_provider(ring::default_provider().into());
-    let tls = tls.with_safe_default_protocol_versions().map_err(|error| error.to_string())?;
-    let tls = tls.with_root_certificates(roots(files.authorities.as_deref())?);
+    let tls = ClientConfig::builder_with_provider(ring::default_provider().into())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?
+        .with_root_certificates(roots(files.authorities.as_deref())?);
     match &files.identity {
         None => Ok(tls.with_no_client_auth()),
-        Some((certificate, key)) => {
-            let wrong = |error| format!("cannot use the key '{}': {error}", key.display());
-            tls.with_client_auth_cert(chain(certificate)?, private_key(key)?).map_err(wrong)
-        }
+        Some((certificate, key)) => tls
+            .with_client_auth_cert(chain(certificate)?, private_key(key)?)
+            .map_err(|error| format!("cannot use the key '{}': {error}", key.display())),
     }
 }
 
@@ -124,9 +124,11 @@ impl BlockingTls {
     /// # Errors
     /// `server` is neither, a file cannot be read or contains no certificate or key, or TLS cannot be set up.
     pub fn new(files: &ClientTls, server: &str) -> Result<Self, String> {
-        let invalid =
-            |_| format!("'{server}' is not the name of a server: expected the name of a host or an IP address");
-        let server = ServerName::try_from(server.to_owned()).map_err(invalid)?;
+        let Ok(server) = ServerName::try_from(server.to_owned()) else {
+            return Err(format!(
+                "'{server}' is not the name of a server: expected the name of a host or an IP address"
+            ));
+        };
         Ok(Self { configuration: configuration(files)?.into(), server })
     }
 
@@ -140,13 +142,14 @@ impl BlockingTls {
     }
 }
 
-/// Returns the authorities of a file, or those of the system.
+/// Returns the authorities of a file, or of the system.
 fn roots(file: Option<&Path>) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     if let Some(file) = file {
         for certificate in chain(file)? {
-            let wrong = |error| format!("'{}' contains an invalid certificate: {error}", file.display());
-            roots.add(certificate).map_err(wrong)?;
+            roots
+                .add(certificate)
+                .map_err(|error| format!("'{}' contains an invalid certificate: {error}", file.display()))?;
         }
         return Ok(roots);
     }
@@ -159,9 +162,9 @@ fn roots(file: Option<&Path>) -> Result<RootCertStore, String> {
 }
 
 fn chain(file: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let unreadable = |error| format!("cannot read the certificates in '{}': {error}", file.display());
-    let certificates: Result<Vec<_>, _> = CertificateDer::pem_file_iter(file).map_err(unreadable)?.collect();
-    let certificates = certificates.map_err(unreadable)?;
+    let certificates: Vec<_> = CertificateDer::pem_file_iter(file)
+        .and_then(Iterator::collect)
+        .map_err(|error| format!("cannot read the certificates in '{}': {error}", file.display()))?;
     if certificates.is_empty() {
         return Err(format!("'{}' has no certificate in PEM (-----BEGIN CERTIFICATE-----)", file.display()));
     }

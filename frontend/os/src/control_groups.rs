@@ -63,16 +63,20 @@ impl Limits {
     }
 
     fn settings(&self) -> Vec<Setting> {
-        let setting = |controller, file, value| Setting { controller, file, value };
-        let memory = self.memory.into_iter().flat_map(|bytes| {
-            [("memory.max", bytes), ("memory.swap.max", 0), ("memory.oom.group", 1)]
-                .map(|(file, value)| setting("memory", file, value.to_string()))
-        });
-        let tasks = self.tasks.map(|tasks| setting("pids", "pids.max", tasks.to_string()));
-        let quota = |processors: f64| ((processors * PERIOD as f64).round() as u64).max(SHORTEST);
-        let processors =
-            self.processors.map(|processors| setting("cpu", "cpu.max", format!("{} {PERIOD}", quota(processors))));
-        memory.chain(tasks).chain(processors).collect()
+        let mut settings = Vec::new();
+        if let Some(bytes) = self.memory {
+            for (file, value) in [("memory.max", bytes), ("memory.swap.max", 0), ("memory.oom.group", 1)] {
+                settings.push(Setting { controller: "memory", file, value: value.to_string() });
+            }
+        }
+        if let Some(tasks) = self.tasks {
+            settings.push(Setting { controller: "pids", file: "pids.max", value: tasks.to_string() });
+        }
+        if let Some(processors) = self.processors {
+            let quota = ((processors * PERIOD as f64).round() as u64).max(SHORTEST);
+            settings.push(Setting { controller: "cpu", file: "cpu.max", value: format!("{quota} {PERIOD}") });
+        }
+        settings
     }
 
     fn controllers(&self) -> Vec<&'static str> {
@@ -167,7 +171,7 @@ impl ControlGroups {
         Ok(parent)
     }
 
-    /// Enables controllers for the children of the parent. First, this process and those that it has started move from there.
+    /// Enables controllers for the children of the parent. First, this process and its descendants leave the parent.
     fn enable(&self, parent: &Path, change: &str) -> Result<(), String> {
         let own = parent.join(name(process::id(), "server"));
         // Only the root of the tree has no type; it may have processes and controllers for its children.
@@ -196,7 +200,7 @@ impl ControlGroups {
         })
     }
 
-    /// Moves this process, and those that it and they have started, from one group to another.
+    /// Moves this process and its descendants from one group to another.
     fn move_processes(&self, from: &Path, to: &Path) -> io::Result<()> {
         let entrance = to.join("cgroup.procs");
         write(&entrance, &process::id().to_string())?;
@@ -209,7 +213,7 @@ impl ControlGroups {
                 break;
             }
             for pid in ours {
-                // It may have ended.
+                // The process may have ended.
                 let _ = write(&entrance, &pid.to_string());
             }
         }
@@ -242,7 +246,7 @@ impl ControlGroups {
     }
 }
 
-/// A control group. When dropped, its processes are killed and it is removed, in the background.
+/// A control group. When dropped, its processes are killed and the group is removed, in the background.
 #[derive(Debug)]
 pub struct ControlGroup {
     path: PathBuf,
@@ -264,13 +268,13 @@ impl ControlGroup {
         self.limits.memory.filter(|_| entry(&events, "oom_kill").is_some_and(|killed| killed > 0))
     }
 
-    /// Kills its processes and removes it.
+    /// Kills the processes of a group and removes the group.
     ///
     /// # Errors
     /// A process does not end in time, or a group was made in this one.
     fn remove(path: &Path) -> io::Result<()> {
         match write(&path.join("cgroup.kill"), "1") {
-            // Linux before 5.14. Its processes end with the server's connection.
+            // Linux before 5.14. The processes end with the server's connection.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             result => result?,
         }
@@ -296,12 +300,11 @@ impl ControlGroup {
 impl Drop for ControlGroup {
     fn drop(&mut self) {
         let path = std::mem::take(&mut self.path);
-        let remove = move || {
+        blocking::run_detached(move || {
             if let Err(error) = Self::remove(&path) {
                 tracing::debug!("the control group '{}' stays: {error}", path.display());
             }
-        };
-        blocking::run_detached(remove);
+        });
     }
 }
 

@@ -85,8 +85,10 @@ impl Descriptors {
     /// # Errors
     /// Too few descriptors are left.
     pub fn reserve(self: &Arc<Self>, model: &str, instances: usize) -> Result<Vec<Reserved>, String> {
-        let more = |used: usize| used.checked_add(instances).filter(|used| *used <= self.most);
-        match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
+        let reserved = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+            used.checked_add(instances).filter(|used| *used <= self.most)
+        });
+        match reserved {
             Ok(_) => Ok((0..instances).map(|_| Reserved(self.clone())).collect()),
             Err(used) => Err(format!(
                 "too few file descriptors for model '{model}': it needs {PER_INSTANCE} for each of {instances} instances, \

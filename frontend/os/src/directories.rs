@@ -3,7 +3,7 @@
 //!
 //! Single files with a fixed name in other directories are replaced only if the server wrote them ([`replace`]).
 //!
-//! A temporary directory is removed when the server ends. A later server removes those of a killed one, whose lock is free.
+//! A temporary directory is removed when the server ends. A later server removes directories of a killed server, whose locks are free.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Read, Write};
@@ -71,18 +71,20 @@ impl Temporary {
             }
         };
         // Marked only after it is locked: an unlocked directory with a mark belongs to a killed server.
-        let lock = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path.join(LOCK));
-        let lock = lock.and_then(|lock| {
+        let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path.join(LOCK));
+        let locked = opened.and_then(|lock| {
             lock.try_lock().map_err(io::Error::from)?;
             mark(&path).map(|()| lock)
         });
-        let lock = lock.map_err(|error| {
-            // Without a mark, no later server would remove it.
-            let _ = fs::remove_file(path.join(LOCK));
-            let _ = fs::remove_dir(&path);
-            named(&path, &error)
-        })?;
-        Ok(Self { path, removed: AtomicBool::new(false), _lock: lock })
+        match locked {
+            Ok(lock) => Ok(Self { path, removed: AtomicBool::new(false), _lock: lock }),
+            Err(error) => {
+                // Without a mark, no later server would remove the directory.
+                let _ = fs::remove_file(path.join(LOCK));
+                let _ = fs::remove_dir(&path);
+                Err(named(&path, &error))
+            }
+        }
     }
 
     /// Returns the path of the directory. The names `lock` and `.pharos-directory` are in use.
@@ -107,7 +109,7 @@ impl Drop for Temporary {
     }
 }
 
-/// Removes temporary directories of this user whose servers were killed, those of `other` kinds included.
+/// Removes temporary directories of this user whose servers were killed, also of `other` kinds.
 pub fn remove_abandoned(other: &[Kind]) {
     let kinds: Vec<Kind> = Kind::ALL.iter().chain(other).copied().collect();
     remove_abandoned_in(&std::env::temp_dir(), &kinds);
@@ -152,7 +154,8 @@ fn abandoned(path: &Path) -> Option<File> {
     let lock = opened(&path.join(LOCK)).ok()?;
     lock.try_lock().ok()?;
     // Another server may have removed the directory, and a third created one with the same name.
-    let (held, there) = (lock.metadata().ok()?, fs::symlink_metadata(path.join(LOCK)).ok()?);
+    let held = lock.metadata().ok()?;
+    let there = fs::symlink_metadata(path.join(LOCK)).ok()?;
     ((held.dev(), held.ino()) == (there.dev(), there.ino())).then_some(lock)
 }
 
@@ -161,22 +164,23 @@ fn abandoned(path: &Path) -> Option<File> {
 /// # Errors
 /// The directory cannot be created, other users can write to it, or it has other files; the text names it.
 pub fn make(path: &Path) -> io::Result<()> {
-    let made = || {
-        DirBuilder::new().recursive(true).mode(0o700).create(path)?;
-        if !is_private(path)? {
-            return Err(io::Error::other("it is a link, belongs to another user, or other users can write to it"));
-        }
-        if is_marked(path) {
-            return Ok(());
-        }
-        // Another server may be marking it concurrently.
-        let is_other = |entry: fs::DirEntry| !entry.file_name().to_string_lossy().starts_with(MARKER);
-        if fs::read_dir(path)?.flatten().any(is_other) && !is_marked(path) {
-            return Err(io::Error::other(format!("it has files that Pharos did not create (there is no '{MARKER}')")));
-        }
-        mark(path)
-    };
-    made().map_err(|error| named(path, &error))
+    make_marked(path).map_err(|error| named(path, &error))
+}
+
+fn make_marked(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+    if !is_private(path)? {
+        return Err(io::Error::other("it is a link, belongs to another user, or other users can write to it"));
+    }
+    if is_marked(path) {
+        return Ok(());
+    }
+    // Another server may be marking the directory concurrently.
+    let mut entries = fs::read_dir(path)?.flatten();
+    if entries.any(|entry| !entry.file_name().to_string_lossy().starts_with(MARKER)) && !is_marked(path) {
+        return Err(io::Error::other(format!("it has files that Pharos did not create (there is no '{MARKER}')")));
+    }
+    mark(path)
 }
 
 /// Returns whether a path is a directory that this user's servers have created and marked.
@@ -191,8 +195,8 @@ pub fn is_in_own(path: &Path) -> bool {
 
 /// Returns whether a path is in a temporary directory of this kind, of any server. The path has no links.
 pub fn is_in_temporary(path: &Path, kind: Kind) -> bool {
-    let parent = std::env::temp_dir();
-    let parent = fs::canonicalize(&parent).unwrap_or(parent);
+    let temporary = std::env::temp_dir();
+    let parent = fs::canonicalize(&temporary).unwrap_or(temporary);
     let first = path.strip_prefix(&parent).ok().and_then(|inside| inside.components().next());
     first.and_then(|name| name.as_os_str().to_str()).is_some_and(|name| is_temporary(name, &[kind]))
 }
@@ -269,18 +273,19 @@ fn regular(path: &Path) -> io::Result<Option<(File, u32)>> {
 /// # Errors
 /// The file cannot be written, or the name is in use by another file; the text names it.
 pub fn replace(path: &Path, text: &str, is_ours: impl Fn(&str) -> bool) -> io::Result<()> {
-    let written = || {
-        let user = rustix::process::geteuid().as_raw();
-        if read(path)?.is_some_and(|(there, owner)| owner != user || !(there.is_empty() || is_ours(&there))) {
-            return Err(io::Error::other("it exists and was not written by this server; remove it"));
-        }
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let part = path.with_file_name(format!(".{name}.{}.part", std::process::id()));
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&part)?;
-        let done = file.write_all(text.as_bytes()).and_then(|()| fs::rename(&part, path));
-        done.inspect_err(|_| drop(fs::remove_file(&part)))
-    };
-    written().map_err(|error| named(path, &error))
+    write_and_rename(path, text, is_ours).map_err(|error| named(path, &error))
+}
+
+fn write_and_rename(path: &Path, text: &str, is_ours: impl Fn(&str) -> bool) -> io::Result<()> {
+    let user = rustix::process::geteuid().as_raw();
+    if read(path)?.is_some_and(|(there, owner)| owner != user || !(there.is_empty() || is_ours(&there))) {
+        return Err(io::Error::other("it exists and was not written by this server; remove it"));
+    }
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let part = path.with_file_name(format!(".{name}.{}.part", std::process::id()));
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&part)?;
+    let done = file.write_all(text.as_bytes()).and_then(|()| fs::rename(&part, path));
+    done.inspect_err(|_| drop(fs::remove_file(&part)))
 }
 
 /// Links are not followed, and opening a FIFO does not block.

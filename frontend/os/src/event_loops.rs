@@ -71,8 +71,7 @@ impl EventLoops {
         self.assign(|one| &one.links)
     }
 
-    /// Waits until each loop has ended what it does at the time of the call. A task that does not wait in between has then reached
-    /// its end, or the next place where it waits.
+    /// Waits until each loop has ended its present turn. Every task that ran at the time of the call has then ended or is waiting.
     pub async fn go_on(&self) {
         let passed: Vec<_> = self.loops.iter().map(|one| one.handle.spawn(async {})).collect();
         for one in passed {
@@ -85,9 +84,9 @@ impl EventLoops {
         let Some(chosen) = self.loops.iter().min_by_key(|one| count(one).load(Ordering::Relaxed)) else {
             return EventLoop { handle: Handle::current(), count: None };
         };
-        let count = count(chosen).clone();
-        count.fetch_add(1, Ordering::Relaxed);
-        EventLoop { handle: chosen.handle.clone(), count: Some(count) }
+        let load = count(chosen).clone();
+        load.fetch_add(1, Ordering::Relaxed);
+        EventLoop { handle: chosen.handle.clone(), count: Some(load) }
     }
 }
 
@@ -189,7 +188,8 @@ pub fn forget(source: &Arc<dyn Source>) {
 /// Lets other threads run, which may bring the loop work. Several events are then handled in one turn, and their threads need not
 /// wake the loop.
 fn yield_processor() {
-    let (mut yielding, now) = (YIELDING.get(), clock::now());
+    let mut yielding = YIELDING.get();
+    let now = clock::now();
     if yielding.is_allowed(now) {
         thread::yield_now();
         yielding.yielded(now, clock::now());
@@ -253,7 +253,8 @@ fn start(number: usize) -> io::Result<Loop> {
     // Blocking threads, which the loop starts, work for longer.
     builder.on_thread_start(scheduling::use_usual_slices);
     let runtime = builder.enable_all().thread_name(format!("blocking-{number}")).build()?;
-    let (handle, (stop, stopped)) = (runtime.handle().clone(), oneshot::channel());
+    let handle = runtime.handle().clone();
+    let (stop, stopped) = oneshot::channel();
     let mailbox = Mailbox::new(handle.clone());
     thread::Builder::new().name(format!("loop-{number}")).spawn(move || {
         scheduling::shorten_slices(0);

@@ -17,7 +17,7 @@ use crate::blocking::{self, Failed};
 /// The polling interval.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// A set of files and how to read them.
+/// A set of files, and the function that reads them.
 pub struct WatchedFiles {
     /// The kind of credentials, for the metrics.
     pub what: Credentials,
@@ -31,11 +31,8 @@ pub struct WatchedFiles {
 type Stamp = Option<(u64, u64, i64, i64)>;
 
 fn stamps(paths: &[PathBuf]) -> Vec<Stamp> {
-    let stamp = |path: &PathBuf| {
-        let data = std::fs::metadata(path).ok()?;
-        Some((data.ino(), data.len(), data.mtime(), data.mtime_nsec()))
-    };
-    paths.iter().map(stamp).collect()
+    let files = paths.iter().map(|path| std::fs::metadata(path).ok());
+    files.map(|data| data.map(|data| (data.ino(), data.len(), data.mtime(), data.mtime_nsec()))).collect()
 }
 
 /// Reloads files when they have changed and when `now` is notified; runs until the runtime ends. A change counts after it has
@@ -68,8 +65,8 @@ async fn read_stamps(files: &Arc<WatchedFiles>) -> Result<Vec<Stamp>, Failed> {
 
 async fn read(files: &Arc<WatchedFiles>, cache: &Cache) {
     let reading = files.clone();
-    let result = blocking::run(move || (reading.read)()).await;
-    let result = result.unwrap_or_else(|error| Err(error.to_string()));
+    let joined = blocking::run(move || (reading.read)()).await;
+    let result = joined.unwrap_or_else(|error| Err(error.to_string()));
     record::credentials_reloaded(cache, files.what, result.is_ok());
     match result {
         Ok(what) => tracing::info!("{} reloaded: {what}", files.what.as_str()),

@@ -8,7 +8,7 @@ const EARLIER: i32 = 300;
 /// The largest value that the kernel accepts.
 const MOST: i32 = 1000;
 
-/// Makes the kernel end a child process, and what it starts later, before this process (`oom_score_adj` in proc(5)).
+/// Makes the kernel end a child process, and its later children, before this process (`oom_score_adj` in proc(5)).
 pub fn end_first(child: u32) {
     let own = fs::read_to_string("/proc/self/oom_score_adj").ok().and_then(|text| text.trim().parse::<i32>().ok());
     let value = own.unwrap_or(0).saturating_add(EARLIER).min(MOST);

@@ -23,19 +23,18 @@ pub fn remove_tree(path: &Path) -> io::Result<()> {
     Ok(rustix::fs::rmdir(path)?)
 }
 
-/// Removes what is in a directory, except entries of these names at its top.
+/// Removes the content of a directory, except entries of these names at its top.
 ///
 /// # Errors
 /// As [`remove_tree`].
 pub(crate) fn empty_except(path: &Path, kept: &[&str]) -> io::Result<()> {
     let top = rustix::fs::open(path, DIRECTORY, Mode::empty())?;
-    let is_kept = |name: &CStr| kept.iter().any(|kept| kept.as_bytes() == name.to_bytes());
     let mut number = 0;
     loop {
         let mut found = false;
         for name in names(top.as_fd())? {
             let name = name?;
-            if is_kept(&name) {
+            if kept.iter().any(|kept| kept.as_bytes() == name.to_bytes()) {
                 continue;
             }
             found = true;
@@ -106,7 +105,7 @@ fn opened(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
         }
         directory => directory?,
     };
-    // It fails for the directories of other users, which may be writable anyway.
+    // Fails for the directories of other users, which may be writable anyway.
     let _ = fchmod(&directory, Mode::RWXU);
     Ok(directory)
 }
@@ -114,8 +113,8 @@ fn opened(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
 /// Returns the names in a directory, read as they are used: there may be any number.
 pub(crate) fn names(directory: BorrowedFd<'_>) -> io::Result<impl Iterator<Item = io::Result<CString>>> {
     let names = Dir::read_from(directory)?.map(|entry| Ok(entry?.file_name().to_owned()));
-    let is_itself = |name: &CString| [c".", c".."].contains(&name.as_c_str());
-    Ok(names.filter(move |name| !name.as_ref().is_ok_and(is_itself)))
+    Ok(names
+        .filter(|name: &io::Result<CString>| !name.as_ref().is_ok_and(|name| [c".", c".."].contains(&name.as_c_str()))))
 }
 
 #[cfg(test)]

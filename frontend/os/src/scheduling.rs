@@ -71,9 +71,9 @@ pub(crate) fn get(thread: u32) -> io::Result<Attributes> {
 
 /// Sets the attributes of a thread; 0 is the calling one.
 pub(crate) fn set(thread: u32, attributes: &Attributes) -> io::Result<()> {
-    let attributes = Attributes { size: SIZE, ..*attributes };
+    let sized = Attributes { size: SIZE, ..*attributes };
     // SAFETY: the kernel reads `size` bytes of the structure.
-    let result = unsafe { libc::syscall(libc::SYS_sched_setattr, thread, &raw const attributes, 0) };
+    let result = unsafe { libc::syscall(libc::SYS_sched_setattr, thread, &raw const sized, 0) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 

@@ -8,9 +8,9 @@ use std::os::fd::{AsFd, AsRawFd};
 /// `SO_PASSRIGHTS` of socket(7), which Linux has since 6.16.
 const PASS_RIGHTS: libc::c_int = 83;
 
-/// Makes a Unix socket refuse messages with file descriptors: the peer's call fails. Otherwise, this process would close them, and
-/// could wait: closing a socket that has `SO_LINGER` and unsent data takes as long as its owner has chosen. Without effect on an older
-/// kernel.
+/// Makes a Unix socket refuse messages with file descriptors: the peer's call fails. Otherwise this process would have to close the
+/// descriptors, and could wait: closing a socket that has `SO_LINGER` and unsent data takes as long as its owner has chosen. Without
+/// effect on an older kernel.
 pub fn refuse_descriptors(socket: &impl AsFd) {
     if let Err(error) = refuse(socket) {
         tracing::trace!("SO_PASSRIGHTS: {error}");
@@ -20,9 +20,9 @@ pub fn refuse_descriptors(socket: &impl AsFd) {
 fn refuse(socket: &impl AsFd) -> io::Result<()> {
     let none: libc::c_int = 0;
     let size = size_of::<libc::c_int>() as libc::socklen_t;
-    let socket = socket.as_fd().as_raw_fd();
+    let descriptor = socket.as_fd().as_raw_fd();
     // SAFETY: the value is an integer of this size (contract above).
-    let result = unsafe { libc::setsockopt(socket, libc::SOL_SOCKET, PASS_RIGHTS, (&raw const none).cast(), size) };
+    let result = unsafe { libc::setsockopt(descriptor, libc::SOL_SOCKET, PASS_RIGHTS, (&raw const none).cast(), size) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 

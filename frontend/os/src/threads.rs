@@ -1,4 +1,4 @@
-//! How many processors there are, and whether the threads of the server can be started. Libraries abort or panic where a thread cannot
+//! The number of processors, and a check that the threads of the server can be started. Libraries abort or panic where a thread cannot
 //! be started, without naming the limit.
 
 use std::io;
@@ -8,8 +8,8 @@ use std::thread::{self, Builder};
 
 static PROCESSORS: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, NonZero::get));
 
-/// Returns the number of processors that this process may use, at least 1. Determined once: the limits of all its control groups are
-/// read for it.
+/// Returns the number of processors that this process may use, at least 1. Determined once, because it reads the limits of all control
+/// groups of this process.
 pub fn processors() -> usize {
     *PROCESSORS
 }
@@ -22,8 +22,7 @@ pub fn check(count: usize) -> io::Result<()> {
     let gate = Mutex::new(());
     thread::scope(|scope| {
         let held = gate.lock().unwrap_or_else(PoisonError::into_inner);
-        let wait = || drop(gate.lock());
-        let started = (0..count).try_for_each(|_| Builder::new().spawn_scoped(scope, wait).map(drop));
+        let started = (0..count).try_for_each(|_| Builder::new().spawn_scoped(scope, || drop(gate.lock())).map(drop));
         drop(held);
         started
     })

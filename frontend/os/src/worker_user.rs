@@ -69,8 +69,11 @@ impl WorkerUser {
         let (user, group) = text.split_once(':').map_or((text, None), |(user, group)| (user, Some(group)));
         let number = number(user);
         let known = known_user(user, number)?;
-        let uid = known.as_ref().map(|known| known.uid.as_raw()).or(number);
-        let uid = uid.ok_or_else(|| format!("there is no user '{}'", user.escape_debug()))?;
+        let uid = known
+            .as_ref()
+            .map(|known| known.uid.as_raw())
+            .or(number)
+            .ok_or_else(|| format!("there is no user '{}'", user.escape_debug()))?;
         if uid == 0 || uid == geteuid().as_raw() {
             let which = if uid == 0 { "root" } else { "the user of this server" };
             return Err(format!("'{}' is {which}; allowed is another user", user.escape_debug()));
@@ -91,8 +94,13 @@ impl WorkerUser {
             }
         }
         let (name, home) = known.map_or_else(|| (uid.to_string(), "/".into()), |known| (known.name, known.dir));
-        let groups = all.into_iter().map(Gid::from_raw).collect();
-        Ok(Self { name, home, uid: Uid::from_raw(uid), gid: Gid::from_raw(gid), groups })
+        Ok(Self {
+            name,
+            home,
+            uid: Uid::from_raw(uid),
+            gid: Gid::from_raw(gid),
+            groups: all.into_iter().map(Gid::from_raw).collect(),
+        })
     }
 
     /// Returns the name, or the number of a user without a name.
@@ -117,14 +125,16 @@ impl WorkerUser {
             command.env_remove(name);
         }
         command.env("HOME", &self.home).env("USER", &self.name).env("LOGNAME", &self.name);
-        let (uid, gid, groups) = (self.uid, self.gid, self.groups.clone());
+        let uid = self.uid;
+        let gid = self.gid;
+        let groups = self.groups.clone();
         let change = move || {
             leave_terminal();
             // The process has one thread.
             set_thread_groups(&groups)?;
             set_thread_res_gid(gid, gid, gid)?;
             set_thread_res_uid(uid, uid, uid)?;
-            // The kernel takes them only from root. A service of systemd can have them as another user.
+            // The kernel takes capabilities only from root. A service of systemd can have some as another user.
             let none = CapabilitySet::empty();
             set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
             Ok(())
@@ -138,8 +148,9 @@ impl WorkerUser {
     /// # Errors
     /// The user may not read the file, or it cannot be opened; or no thread can be started.
     pub fn open(&self, path: &Path) -> io::Result<File> {
-        let (user, path) = (self.clone(), path.to_owned());
-        // The rights are those of a thread, which ends afterwards.
+        let user = self.clone();
+        let path = path.to_owned();
+        // Only the thread has the rights of the user, and ends afterwards.
         let opening = thread::Builder::new().name("open-as-user".into()).spawn(move || {
             user.take_file_rights()?;
             let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
@@ -148,11 +159,12 @@ impl WorkerUser {
         opening.join().unwrap_or_else(|_| Err(io::Error::other("the thread that opens it panicked")))
     }
 
-    /// Gives this thread the rights of the user for files, and takes those of root. Its other identities remain those of the server,
-    /// so that processes of the user cannot signal the thread.
+    /// Gives this thread the rights of the user for files, and takes the rights of root. Its other identities remain, so that
+    /// processes of the user cannot signal the thread.
     fn take_file_rights(&self) -> io::Result<()> {
         set_thread_groups(&self.groups)?;
-        let (uid, gid) = (unistd::Uid::from_raw(self.uid.as_raw()), unistd::Gid::from_raw(self.gid.as_raw()));
+        let uid = unistd::Uid::from_raw(self.uid.as_raw());
+        let gid = unistd::Gid::from_raw(self.gid.as_raw());
         unistd::setfsgid(gid);
         unistd::setfsuid(uid);
         let none = CapabilitySet::empty();
@@ -165,8 +177,8 @@ impl WorkerUser {
         Ok(())
     }
 
-    /// Lets the user read, but not change, what this process has made at a path: a file, or a directory with all that is in it. Files
-    /// elsewhere keep their modes, as does what [`give`](Self::give) was called with. Blocks.
+    /// Lets the user read, but not change, a file or a directory tree that this process has made. Files elsewhere, and paths that
+    /// [`give`](Self::give) has given to the user, keep their modes. Blocks.
     ///
     /// # Errors
     /// A mode or group cannot be changed.
@@ -180,8 +192,7 @@ impl WorkerUser {
         change.apply(parent.as_fd(), &name).map_err(|error| named(&path, &error))
     }
 
-    /// Makes the user the owner of what this process has made at a path: a directory with all that is in it. No other user may be
-    /// able to enter it. Blocks.
+    /// Makes the user the owner of a directory tree that this process has made. No other user can enter it. Blocks.
     ///
     /// # Errors
     /// An owner or mode cannot be changed.
@@ -194,13 +205,14 @@ impl WorkerUser {
         change.apply(parent.as_fd(), &name).map_err(|error| named(&path, &error))
     }
 
-    /// Lets the user pass through the directories that lead to a path, from the one that this process has marked. Returns whether
-    /// there is one.
+    /// Lets the user pass through the directories that lead to a path, from the directory that this process has marked. Returns
+    /// whether a marked directory exists.
     fn admit(&self, path: &Path) -> io::Result<bool> {
         let Some(top) = path.ancestors().find(|above| directories::is_own(above)) else { return Ok(false) };
         for above in path.ancestors().skip(1).take_while(|above| above.starts_with(top)) {
             let found = fs::symlink_metadata(above)?;
-            let (group, mode) = (self.gid.as_raw(), without_writing(found.mode()) | 0o010);
+            let group = self.gid.as_raw();
+            let mode = without_writing(found.mode()) | 0o010;
             if found.uid() == geteuid().as_raw() && (found.gid(), found.mode() & 0o7777) != (group, mode) {
                 fs::set_permissions(above, Permissions::from_mode(mode))?;
                 lchown(above, None, Some(group))?;
@@ -219,8 +231,8 @@ struct Change {
 }
 
 impl Change {
-    /// Changes a file, or a directory after what is in it: until then, no other user can replace its content. Follows no link, and
-    /// skips what was removed meanwhile.
+    /// Changes a file, or a directory after its content: until then, no other user can replace the content. Follows no link, and
+    /// skips entries that were removed meanwhile.
     fn apply(&self, parent: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
         let opened = match openat(parent, name, FLAGS, Mode::empty()) {
             Err(Errno::NOENT) => return Ok(()),
@@ -249,7 +261,7 @@ impl Change {
 
 const FLAGS: OFlags = OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 
-/// Returns a mode without the rights of others to write, and without those to change a user or group.
+/// Returns a mode without the rights of others to write, and without the bits that change the user or group of a process.
 fn without_writing(mode: u32) -> u32 {
     mode & 0o7777 & !0o6022
 }
@@ -263,8 +275,7 @@ fn opened_parent(path: &Path) -> io::Result<(OwnedFd, CString)> {
     Ok((parent, CString::new(name.as_bytes())?))
 }
 
-/// Checks that no user but root and that of this process can replace a directory or one of those that lead to it. The directory
-/// need not exist.
+/// Checks that only root and the user of this process can replace a directory or one of its ancestors. The directory need not exist.
 ///
 /// # Errors
 /// Another user can; the text names the directory and the reason.
@@ -284,30 +295,32 @@ pub fn check_directory(path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Creates a directory and its missing parents. Every user can pass through what is new, and only this one can list and change it.
-/// Blocks.
+/// Creates a directory and its missing parents. Every user can pass through the new directories; only this user can list and change
+/// them. Blocks.
 ///
 /// # Errors
 /// A directory cannot be created.
 pub fn make_passable(path: &Path) -> io::Result<()> {
     // The last ancestor of a relative path is empty.
-    let is_new = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
-    let new: Vec<_> = path.ancestors().take_while(is_new).collect();
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
-    let made = made
-        .and_then(|()| new.into_iter().try_for_each(|path| fs::set_permissions(path, Permissions::from_mode(0o711))));
-    made.map_err(|error| named(path, &error))
+    let ancestors = path.ancestors();
+    let new: Vec<_> = ancestors.take_while(|path| !path.as_os_str().is_empty() && !path.exists()).collect();
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .and_then(|()| new.into_iter().try_for_each(|path| fs::set_permissions(path, Permissions::from_mode(0o711))))
+        .map_err(|error| named(path, &error))
 }
 
 /// Returns which rights of root this process lacks to measure processes of other users and to change their priorities.
 ///
 /// # Errors
-/// It lacks rights to start processes of another user, to give them files or to end them; the text names them.
+/// This process lacks rights to start processes of another user, to give them files or to end them; the text names the rights.
 pub fn check_rights() -> Result<Vec<&'static str>, String> {
     let own = capabilities(None).map_err(|error| format!("cannot read the capabilities of this process: {error}"))?;
     let missing = |wanted: &[(&'static str, CapabilitySet)]| {
-        let missing = wanted.iter().filter(|(_, capability)| !own.effective.contains(*capability));
-        missing.map(|(name, _)| *name).collect::<Vec<_>>()
+        let lacks = wanted.iter().filter(|(_, capability)| !own.effective.contains(*capability));
+        lacks.map(|(name, _)| *name).collect::<Vec<_>>()
     };
     match missing(&NEEDED) {
         needed if needed.is_empty() => Ok(missing(&USEFUL)),
@@ -315,7 +328,7 @@ pub fn check_rights() -> Result<Vec<&'static str>, String> {
     }
 }
 
-/// Detaches this process from its terminal, into which it could type. The leader of a process group cannot do so by a new session.
+/// Detaches this process from its terminal, into which the process could type. The leader of a process group cannot start a new session.
 fn leave_terminal() {
     if setsid().is_err()
         && let Ok(terminal) =

@@ -65,7 +65,7 @@ impl BackendSetting {
         (!self.is_known()).then(|| self.without_effect())
     }
 
-    /// Returns the time limit for Python workers to load their models, if this setting is the one that sets it.
+    /// Returns the time limit for Python workers to load their models, if this setting sets it.
     pub(super) fn python_start_timeout(&self) -> Option<Duration> {
         self.is_python_start_timeout().then(|| positive_seconds(&self.value).ok()).flatten()
     }

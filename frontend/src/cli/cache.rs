@@ -29,12 +29,13 @@ pub(super) fn config(text: &str) -> Result<CacheConfig, String> {
         "redis" => CacheName::Redis,
         other => return Err(format!("there is no cache '{other}'; {FORM}")),
     };
-    let setting = |part: &str| {
+    let mut settings = Vec::new();
+    for part in parts {
         let (key, value) =
             part.split_once('=').ok_or_else(|| format!("'{part}' is not of the form KEY=VALUE; {FORM}"))?;
-        Ok((key.trim().to_owned(), value.to_owned()))
-    };
-    Ok(CacheConfig { name, settings: parts.map(setting).collect::<Result<_, String>>()? })
+        settings.push((key.trim().to_owned(), value.to_owned()));
+    }
+    Ok(CacheConfig { name, settings })
 }
 
 /// Combines all `--cache-config` and the deprecated `--response-cache-byte-size`; `None` without a cache. `variable` looks up
@@ -70,9 +71,10 @@ pub(super) fn cache(
 
 fn local(settings: &Settings<'_>) -> Result<u64, String> {
     settings.only("local", &["size", "single_flight"])?;
-    let size =
-        |text: &str| text.parse().ok().filter(|size| *size > 0).ok_or("allowed are whole numbers of bytes from 1");
-    settings.parsed("size", size)?.ok_or_else(|| "the cache 'local' requires a size: local,size=BYTES".to_owned())
+    let size = settings.parsed("size", |text| {
+        text.parse().ok().filter(|size| *size > 0).ok_or("allowed are whole numbers of bytes from 1")
+    })?;
+    size.ok_or_else(|| "the cache 'local' requires a size: local,size=BYTES".to_owned())
 }
 
 fn redis(settings: &Settings<'_>, variable: impl Fn(&str) -> Option<String>) -> Result<RedisSettings, String> {
@@ -92,8 +94,9 @@ fn redis(settings: &Settings<'_>, variable: impl Fn(&str) -> Option<String>) -> 
         "key",
     ];
     settings.only("redis", &known)?;
-    let port = |text: &str| text.parse().ok().filter(|port| *port > 0).ok_or("allowed are ports from 1 to 65535");
-    let number = |text: &str| text.parse::<u32>().map_err(|_| "allowed are whole numbers from 0");
+    let port = settings
+        .parsed("port", |text| text.parse().ok().filter(|port| *port > 0).ok_or("allowed are ports from 1 to 65535"))?;
+    let db = settings.parsed("db", |text| text.parse::<u32>().map_err(|_| "allowed are whole numbers from 0"))?;
     let positive = |text: &str| text.parse::<u32>().ok().filter(|n| *n > 0).ok_or("allowed are whole numbers from 1");
     // Triton's environment variables keep passwords off the command line.
     let text =
@@ -104,10 +107,10 @@ fn redis(settings: &Settings<'_>, variable: impl Fn(&str) -> Option<String>) -> 
             .filter(|host| !host.is_empty())
             .ok_or("the cache 'redis' requires a host: redis,host=HOST,port=PORT")?
             .to_owned(),
-        port: settings.parsed("port", port)?.unwrap_or(6379),
+        port: port.unwrap_or(6379),
         user: text("user", "TRITONCACHE_REDIS_USERNAME"),
         password: text("password", "TRITONCACHE_REDIS_PASSWORD"),
-        db: settings.parsed("db", number)?.unwrap_or(0),
+        db: db.unwrap_or(0),
         ttl: settings.parsed("ttl", positive)?.map(|seconds| Duration::from_secs(seconds.into())),
         timeout: Duration::from_millis(settings.parsed("timeout_ms", positive)?.unwrap_or(100).into()),
         cluster: settings.parsed("cluster", super::boolean)?.unwrap_or(false),

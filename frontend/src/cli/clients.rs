@@ -1,15 +1,52 @@
-//! The flags of client connections: access tokens, connection limits and timeouts.
+//! The flags of clients: access tokens, connection limits and timeouts, shared memory, times in answers.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
+use pharos_listener::response_timing::{Mode, ResponseTiming};
 use regex::bytes::{Regex, RegexBuilder};
 
-use super::{GRPC, HTTP, METRICS, boolean, milliseconds, seconds, whole};
+use super::{GENERAL, GRPC, HTTP, METRICS, boolean, milliseconds, seconds, whole};
 
 const ACCESS: &str = "Access control";
 const CLIENTS: &str = "Client timeouts";
+
+/// Shared memory of clients.
+#[derive(Clone, Debug, Args)]
+pub struct SharedMemory {
+    /// Allow clients to register system and CUDA shared memory for inputs and outputs
+    #[arg(id = "allow-client-shm", long = "allow-client-shm", value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_ALLOW_CLIENT_SHM", value_parser = boolean, help_heading = GENERAL)]
+    pub allowed: bool,
+}
+
+/// The times of requests in their answers.
+#[derive(Clone, Debug, Args)]
+pub struct ResponseTimes {
+    /// Send the times of a successful inference request with its answer (the header Server-Timing, or metadata over gRPC):
+    /// always, on-request (to clients that send request-timing: true), or off
+    #[arg(id = "response-timing", long = "response-timing", value_name = "WHEN", default_value = "on-request", env = "PHAROS_RESPONSE_TIMING", value_parser = timing_mode, help_heading = GENERAL)]
+    mode: Mode,
+    /// With --response-timing=always, send times with one of N answers, and to all clients that request them
+    #[arg(id = "response-timing-rate", long = "response-timing-rate", value_name = "N", default_value_t = 1, env = "PHAROS_RESPONSE_TIMING_RATE", value_parser = whole(1..=u32::MAX), help_heading = GENERAL)]
+    rate: u32,
+}
+
+impl ResponseTimes {
+    /// Returns the setting, which all listeners share.
+    pub fn setting(&self) -> ResponseTiming {
+        ResponseTiming::new(self.mode, self.rate)
+    }
+}
+
+fn timing_mode(text: &str) -> Result<Mode, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "always" => Ok(Mode::Always),
+        "on-request" => Ok(Mode::OnRequest),
+        "off" => Ok(Mode::Off),
+        _ => Err("allowed are always, on-request and off".to_owned()),
+    }
+}
 
 /// Access control.
 #[derive(Clone, Debug, Args)]

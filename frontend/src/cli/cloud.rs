@@ -56,8 +56,8 @@ pub(super) fn with_vertex_ai_defaults(parser: Command, variable: impl Fn(&str) -
 
 /// Returns the given flags that have no effect, each with the reason.
 pub(super) fn without_effect(options: &Options) -> Vec<String> {
-    let given = [("sagemaker", options.sagemaker.threads), ("vertex-ai", options.vertex_ai.threads)];
-    let given = given.iter().filter(|(_, threads)| threads.is_some());
+    let platforms = [("sagemaker", options.sagemaker.threads), ("vertex-ai", options.vertex_ai.threads)];
+    let given = platforms.iter().filter(|(_, threads)| threads.is_some());
     let why = "has no effect: all listeners share the threads of --http-thread-count";
     given.map(|(platform, _)| format!("--{platform}-thread-count {why}")).collect()
 }
@@ -75,18 +75,17 @@ pub(super) fn check(options: &Options) -> Result<(), String> {
         ("metrics", "--metrics-port", options.metrics.allow, metrics, options.metrics.port),
         ("Vertex AI", "--vertex-ai-port", options.vertex_ai.allow, any, options.vertex_ai.port),
     ];
-    let outside = |(_, _, allow, address, port): &(_, _, bool, IpAddr, u16)| {
-        *allow && address.is_unspecified() && !range.contains(port)
-    };
-    match listeners.iter().find(|listener| outside(listener)) {
-        None => Ok(()),
-        Some((name, flag, _, _, port)) => Err(format!(
-            "The server cannot listen to {name} requests at port {port}, allowed port range is [{}, {}] ({flag}, \
-             --sagemaker-safe-port-range)",
-            range.start(),
-            range.end()
-        )),
+    for (name, flag, allow, address, port) in listeners {
+        if allow && address.is_unspecified() && !range.contains(&port) {
+            return Err(format!(
+                "The server cannot listen to {name} requests at port {port}, allowed port range is [{}, {}] ({flag}, \
+                 --sagemaker-safe-port-range)",
+                range.start(),
+                range.end()
+            ));
+        }
     }
+    Ok(())
 }
 
 fn port_range(text: &str) -> Result<RangeInclusive<u16>, String> {

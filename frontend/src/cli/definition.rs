@@ -35,7 +35,8 @@ impl MetricsConfig {
 
 /// Returns the last file that is given, and the settings that override it.
 pub(super) fn definition(configs: &[MetricsConfig], mode: Option<Mode>) -> (Option<PathBuf>, Overrides) {
-    let (mut file, mut overrides) = (None, Overrides { settings: Vec::new(), mode });
+    let mut file = None;
+    let mut overrides = Overrides { settings: Vec::new(), mode };
     for config in configs {
         match config {
             MetricsConfig::File(path) => file = Some(path.clone()),

@@ -71,8 +71,8 @@ impl Start {
     pub(super) fn new(command: Command, mut args: Vec<OsString>, variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let is_tritonserver = is_tritonserver(&mut args);
         expand_serve(&mut args);
-        let is_set = |name: &OsStr| name.to_str().and_then(&variable).is_some();
-        let mut command = definition::with_torchserves_variables(command, is_set);
+        let mut command =
+            definition::with_torchserves_variables(command, |name| name.to_str().and_then(&variable).is_some());
         for (name, flag) in VARIABLES {
             let value = variable(name).filter(|value| !value.is_empty());
             if value.is_some() && variable(&variable_of(flag)).is_none() {
@@ -112,8 +112,8 @@ fn with_usage(command: Command) -> Command {
 /// Returns a message for each variable of this server's form that sets no flag. Variables that Kubernetes sets for Services named
 /// `pharos` or `pharos-...` are no mistakes. The messages have no values, which may be secret.
 pub(super) fn unknown(command: &Command, variables: impl Iterator<Item = (OsString, OsString)>) -> Vec<String> {
-    let known: Vec<String> = command.get_arguments().filter_map(Arg::get_long).map(variable_of).collect();
-    let known: Vec<&str> = known.iter().filter_map(|name| name.strip_prefix(OWN)).collect();
+    let variables_of_flags: Vec<String> = command.get_arguments().filter_map(Arg::get_long).map(variable_of).collect();
+    let known: Vec<&str> = variables_of_flags.iter().filter_map(|name| name.strip_prefix(OWN)).collect();
     let mut found: Vec<String> = variables
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value)))
         .filter(|(name, value)| !OTHERS.contains(&name.as_str()) && !is_service_variable(name, value))

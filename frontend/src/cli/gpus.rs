@@ -64,22 +64,22 @@ impl Gpus {
 }
 
 fn gpu_memory_limit(text: &str) -> Result<GpuMemoryLimit, String> {
-    let (device, limit) = match text.split_once(':') {
-        Some((device, limit)) => (Some(device), limit),
-        None => (None, text),
+    let Some((device, limit)) = text.split_once(':') else {
+        return Ok(GpuMemoryLimit { device: None, limit: memory_limit(text)? });
     };
-    let device = device.map(str::parse).transpose();
-    let device = device.map_err(|_| "expected the number of a GPU before ':', for example 0:80%".to_owned())?;
-    Ok(GpuMemoryLimit { device, limit: memory_limit(limit)? })
+    match device.parse() {
+        Ok(device) => Ok(GpuMemoryLimit { device: Some(device), limit: memory_limit(limit)? }),
+        Err(_) => Err("expected the number of a GPU before ':', for example 0:80%".to_owned()),
+    }
 }
 
 /// Parses a limit. The texts of values out of range are Triton's.
 fn limit(text: &str) -> Result<GpuLimit, String> {
     let form = "allowed is DEVICE:FRACTION, for example 0:0.8";
     let (device, fraction) = text.split_once(':').ok_or(form)?;
-    let device: i64 = device.parse().map_err(|_| form)?;
+    let number: i64 = device.parse().map_err(|_| form)?;
     let fraction: f64 = fraction.parse().map_err(|_| form)?;
-    let device = u32::try_from(device).map_err(|_| format!("expects device ID >= 0, got {device}"))?;
+    let device = u32::try_from(number).map_err(|_| format!("expects device ID >= 0, got {number}"))?;
     if !(0.0..=1.0).contains(&fraction) {
         return Err(format!("expects limit fraction to be in range [0.0, 1.0], got {fraction}"));
     }

@@ -44,8 +44,8 @@ impl Log {
 
 /// Parses a level. Triton also accepts true and false.
 fn verbosity(text: &str) -> Result<u32, String> {
-    let of_bool = || boolean(text).map(u32::from).ok();
-    text.parse().ok().or_else(of_bool).ok_or_else(|| "expected a whole number from 0, or true or false".to_owned())
+    let level = text.parse().ok().or_else(|| boolean(text).map(u32::from).ok());
+    level.ok_or_else(|| "expected a whole number from 0, or true or false".to_owned())
 }
 
 /// Parses a format of log lines.

@@ -130,7 +130,7 @@ impl ControlMode {
 }
 
 impl Models {
-    /// Returns what configurations that clients send with a load may ask for.
+    /// Returns the limits of configurations that clients send with a load.
     pub fn load_limits(&self) -> LoadLimits {
         LoadLimits {
             instances: self.load_request_max_instances,
@@ -144,9 +144,9 @@ impl Models {
     /// setting of the backend takes precedence over a general one, and a later one over an earlier one.
     pub fn default_max_batch_size(&self, backend: &str) -> u32 {
         let of = |name: Option<&str>| {
-            let settings = self.backend_config.iter().rev();
-            let mut settings = settings.filter(|s| s.key == "default-max-batch-size" && s.backend.as_deref() == name);
-            settings.next().and_then(|setting| setting.value.parse().ok())
+            let mut settings = self.backend_config.iter().rev();
+            let last = settings.find(|s| s.key == "default-max-batch-size" && s.backend.as_deref() == name);
+            last.and_then(|setting| setting.value.parse().ok())
         };
         of(Some(backend)).or_else(|| of(None)).unwrap_or(4)
     }

@@ -55,14 +55,14 @@ impl<V: Fn(&str) -> Option<String>> Variables<V> {
         format!("OTEL_EXPORTER_OTLP_{}_{name}", self.signal.as_str().to_ascii_uppercase())
     }
 
-    /// Returns the variable of this signal, else that of all signals.
+    /// Returns the variable of this signal, else the variable of all signals.
     fn of_signal(&self, name: &str) -> Option<Given> {
         let names = [self.own(name), format!("OTEL_EXPORTER_OTLP_{name}")];
         let found = names.into_iter().find_map(|name| Some((self.get(&name)?, name)));
         found.map(|(value, variable)| Given { value, variable: Some(variable) })
     }
 
-    /// Returns the URL that variables set: a signal's own as it is, that of all signals with the signal's path.
+    /// Returns the URL that variables set: the URL of the signal as it is, or the URL of all signals with the signal's path.
     fn url(&self, grpc: bool) -> Option<Given> {
         let own = self.own("ENDPOINT");
         if let Some(value) = self.get(&own) {
@@ -81,28 +81,32 @@ impl<V: Fn(&str) -> Option<String>> Variables<V> {
     /// A value is not allowed.
     pub(super) fn endpoint(&self, url: Option<String>, protocol: Option<String>) -> Result<Endpoint, String> {
         let option = |value| Given { value, variable: None };
-        let protocol = protocol.map(option).or_else(|| self.of_signal("PROTOCOL"));
-        let grpc = match protocol.as_ref().map_or("http/protobuf", |given| given.value.as_str()) {
-            "grpc" => true,
-            "http/protobuf" => false,
-            other => {
-                let reason = format!("protocol is '{other}'; allowed are http/protobuf, grpc");
-                return Err(protocol.as_ref().map_or_else(String::new, |given| given.wrong(reason)));
-            }
+        let grpc = match protocol.map(option).or_else(|| self.of_signal("PROTOCOL")) {
+            Some(given) => match given.value.as_str() {
+                "grpc" => true,
+                "http/protobuf" => false,
+                other => {
+                    return Err(given.wrong(format!("protocol is '{other}'; allowed are http/protobuf, grpc")));
+                }
+            },
+            None => false,
         };
         let port = if grpc { 4317 } else { 4318 };
-        let path = if grpc { "" } else { self.signal.path() };
-        let usual = || option(format!("http://localhost:{port}{path}"));
-        let given = url.map(option).or_else(|| self.url(grpc)).unwrap_or_else(usual);
-        let url = with_scheme(&given.value);
-        let target = target(&url, port).map_err(|reason| given.wrong(reason))?;
-        let headers = self.of_signal("HEADERS");
-        let headers = headers.map(|given| pairs(given.variable.as_deref().unwrap_or_default(), &given.value));
+        let given = url.map(option).or_else(|| self.url(grpc)).unwrap_or_else(|| {
+            let path = if grpc { "" } else { self.signal.path() };
+            option(format!("http://localhost:{port}{path}"))
+        });
+        let complete = with_scheme(&given.value);
+        let target = target(&complete, port).map_err(|reason| given.wrong(reason))?;
+        let headers = match self.of_signal("HEADERS") {
+            Some(given) => pairs(given.variable.as_deref().unwrap_or_default(), &given.value)?,
+            None => Vec::new(),
+        };
         Ok(Endpoint {
-            url,
+            url: complete,
             target,
             grpc,
-            headers: headers.transpose()?.unwrap_or_default(),
+            headers,
             gzip: self.gzip()?,
             timeout: milliseconds(self.of_signal("TIMEOUT"), TIMEOUT)?,
             tls: self.tls()?,
@@ -140,20 +144,22 @@ impl<V: Fn(&str) -> Option<String>> Variables<V> {
     /// with a warning, as the specification requires.
     fn preference<T: Copy + Default>(
         &self,
-        (name, all, name_of): (&str, &[T], fn(T) -> &'static str),
+        name: &str,
+        all: &[T],
+        name_of: fn(T) -> &'static str,
         warnings: &mut Vec<String>,
     ) -> T {
-        let name = self.own(name);
-        let Some(value) = self.get(&name) else { return T::default() };
+        let variable = self.own(name);
+        let Some(value) = self.get(&variable) else { return T::default() };
         let known = all.iter().find(|known| value.trim().eq_ignore_ascii_case(name_of(**known)));
         known.copied().unwrap_or_else(|| {
             let allowed: Vec<&str> = all.iter().map(|known| name_of(*known)).collect();
-            warnings.push(format!("{name} \"{value}\" is ignored: allowed are {}", allowed.join(", ")));
+            warnings.push(format!("{variable} \"{value}\" is ignored: allowed are {}", allowed.join(", ")));
             T::default()
         })
     }
 
-    /// Returns the attributes of this server. Options take precedence over variables, and those over the default of
+    /// Returns the attributes of this server. Options take precedence over variables, and variables over the default of
     /// `service.name`.
     ///
     /// # Errors
@@ -243,23 +249,27 @@ fn settings<V: Fn(&str) -> Option<String>>(
         endpoint,
         interval: variables.time("OTEL_METRIC_EXPORT_INTERVAL", INTERVAL)?,
         limit: variables.time("OTEL_METRIC_EXPORT_TIMEOUT", EXPORT_TIMEOUT)?,
-        temporality: variables.preference(("TEMPORALITY_PREFERENCE", &Temporality::ALL, Temporality::as_str), warnings),
-        aggregation: variables
-            .preference(("DEFAULT_HISTOGRAM_AGGREGATION", &Aggregation::ALL, Aggregation::as_str), warnings),
+        temporality: variables.preference("TEMPORALITY_PREFERENCE", &Temporality::ALL, Temporality::as_str, warnings),
+        aggregation: variables.preference(
+            "DEFAULT_HISTOGRAM_AGGREGATION",
+            &Aggregation::ALL,
+            Aggregation::as_str,
+            warnings,
+        ),
         resource: variables.resource(&[])?,
     })
 }
 
 /// Parses `KEY=VALUE,KEY=VALUE` with percent-encoded values, the format of OpenTelemetry's variables.
 fn pairs(name: &str, text: &str) -> Result<Vec<(String, String)>, String> {
-    let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
-    // Headers can be secrets, so errors do not contain values.
-    let pair = |part: &str| {
+    let mut pairs = Vec::new();
+    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        // Headers can be secrets, so errors do not contain values.
         let (key, value) = part.split_once('=').ok_or_else(|| format!("{name} is not of the form KEY=VALUE,..."))?;
-        let value = percent_encoding::percent_decode_str(value.trim()).decode_utf8_lossy().into_owned();
-        Ok((key.trim().to_owned(), value))
-    };
-    parts.map(pair).collect()
+        let decoded = percent_encoding::percent_decode_str(value.trim()).decode_utf8_lossy();
+        pairs.push((key.trim().to_owned(), decoded.into_owned()));
+    }
+    Ok(pairs)
 }
 
 /// Adds `http://` to a URL without a scheme, for example `localhost:4318/v1/traces`.

@@ -50,8 +50,8 @@ fn resource(text: &str) -> Result<Limit, String> {
         )
     };
     let number = |part: &str| {
-        let wrong = |_| format!("{}; count and device are whole numbers from 0 to {}", form(), u32::MAX);
-        part.parse::<u32>().map_err(wrong)
+        part.parse::<u32>()
+            .map_err(|_| format!("{}; count and device are whole numbers from 0 to {}", form(), u32::MAX))
     };
     let parts: Vec<&str> = text.split(':').collect();
     match parts.as_slice() {

@@ -24,12 +24,14 @@ impl Origins {
     /// Adds the environment variables that set the flags named in the first line of a message.
     pub(super) fn explain(&self, text: &str) -> String {
         let (first, rest) = text.split_at(text.find('\n').unwrap_or(text.len()));
-        let names = |flag: &str| {
-            let ends = |rest: &str| !rest.starts_with(|next: char| next.is_ascii_alphanumeric() || next == '-');
-            first.match_indices("--").any(|(at, _)| first[at + 2..].strip_prefix(flag).is_some_and(ends))
+        let is_named = |flag: &str| {
+            first.match_indices("--").any(|(at, _)| {
+                let rest = first[at + 2..].strip_prefix(flag);
+                rest.is_some_and(|rest| !rest.starts_with(|next: char| next.is_ascii_alphanumeric() || next == '-'))
+            })
         };
-        let variables: Vec<&str> =
-            self.0.iter().filter(|(flag, _)| names(flag)).map(|(_, variable)| variable.as_str()).collect();
+        let named = self.0.iter().filter(|(flag, _)| is_named(flag));
+        let variables: Vec<&str> = named.map(|(_, variable)| variable.as_str()).collect();
         match variables.as_slice() {
             [] => text.to_owned(),
             variables => format!("{first} (from {}){rest}", variables.join(", ")),
@@ -37,7 +39,8 @@ impl Origins {
     }
 }
 
-/// Replaces the text of an error of clap where a more specific one exists. Errors of commands keep it, with the usage of the command.
+/// Replaces the text of an error of clap where a more specific text exists. Errors of commands keep clap's text, with the usage of the
+/// command.
 pub(super) fn explained(error: Error, command: &Command, args: &[OsString]) -> Error {
     let of_command = command_of(command, args);
     let text = match error.kind() {
@@ -47,7 +50,7 @@ pub(super) fn explained(error: Error, command: &Command, args: &[OsString]) -> E
         ErrorKind::InvalidSubcommand if of_command.is_none() => {
             context(&error, ContextKind::InvalidSubcommand).map(|name| unknown_command(&name, command))
         }
-        ErrorKind::ValueValidation | ErrorKind::InvalidValue => bad_value(&error, (command, of_command), args),
+        ErrorKind::ValueValidation | ErrorKind::InvalidValue => bad_value(&error, command, of_command, args),
         _ => None,
     };
     match text {
@@ -68,7 +71,7 @@ fn command_of<'a>(command: &'a Command, args: &[OsString]) -> Option<&'a Command
     found
 }
 
-fn bad_value(error: &Error, (command, inner): (&Command, Option<&Command>), args: &[OsString]) -> Option<String> {
+fn bad_value(error: &Error, command: &Command, inner: Option<&Command>, args: &[OsString]) -> Option<String> {
     let shown = context(error, ContextKind::InvalidArg)?;
     let flag = shown.split([' ', '=', '[']).next()?.strip_prefix("--")?;
     if inner.is_some_and(|inner| inner.get_arguments().any(|arg| arg.get_long() == Some(flag))) {
@@ -76,8 +79,10 @@ fn bad_value(error: &Error, (command, inner): (&Command, Option<&Command>), args
     }
     let arg = command.get_arguments().find(|arg| arg.get_long() == Some(flag))?;
     let value = context(error, ContextKind::InvalidValue).unwrap_or_default();
-    let from = if is_on(args, arg, command) { None } else { variable(arg) };
-    let from = from.map(|variable| format!(" (from {variable})")).unwrap_or_default();
+    let from = match variable(arg) {
+        Some(variable) if !is_on(args, arg, command) => format!(" (from {variable})"),
+        _ => String::new(),
+    };
     let allowed = match (error.source(), error.get(ContextKind::ValidValue)) {
         (Some(reason), _) => reason.to_string(),
         (None, Some(ContextValue::Strings(allowed))) if !allowed.is_empty() => {
@@ -98,8 +103,11 @@ fn is_on(args: &[OsString], arg: &Arg, command: &Command) -> bool {
     args.iter().filter_map(|given| given.to_str()?.strip_prefix("--")).any(|given| {
         let given = given.split('=').next().unwrap_or(given);
         let is_name = |arg: &Arg| names(arg).any(|name| name == given);
-        let is_prefix = || !given.is_empty() && names(arg).any(|name| name.starts_with(given));
-        is_name(arg) || is_prefix() && !command.get_arguments().any(is_name)
+        if is_name(arg) {
+            return true;
+        }
+        let is_prefix = !given.is_empty() && names(arg).any(|name| name.starts_with(given));
+        is_prefix && !command.get_arguments().any(is_name)
     })
 }
 
@@ -159,7 +167,8 @@ pub(super) fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
 
 /// Returns the number of characters to insert, remove, replace or swap with a neighbor (optimal string alignment distance).
 fn distance(one: &str, other: &str) -> usize {
-    let (one, other): (Vec<char>, Vec<char>) = (one.chars().collect(), other.chars().collect());
+    let one: Vec<char> = one.chars().collect();
+    let other: Vec<char> = other.chars().collect();
     let mut rows: Vec<Vec<usize>> = vec![(0..=other.len()).collect()];
     for i in 1..=one.len() {
         let mut row = vec![i];

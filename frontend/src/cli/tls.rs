@@ -46,8 +46,11 @@ impl TlsOptions {
             path.clone().ok_or_else(|| format!("--{listener}-{asked} needs --{listener}-{flag} FILE"))
         };
         let authorities = self.mutual.then(|| needed("root-cert", &self.root)).transpose()?;
-        let (certificate, key) = (needed("server-cert", &self.certificate)?, needed("server-key", &self.key)?);
-        Ok(Some(TlsFiles { certificate, key, authorities }))
+        Ok(Some(TlsFiles {
+            certificate: needed("server-cert", &self.certificate)?,
+            key: needed("server-key", &self.key)?,
+            authorities,
+        }))
     }
 }
 

@@ -108,7 +108,7 @@ pub(super) fn tracing(options: &TraceOptions, variable: impl Fn(&str) -> Option<
         overridden.push("--trace-level");
     }
     let old_levels: Vec<&str> = options.level.iter().map(String::as_str).collect();
-    let mode = given.last(None, "mode").map(|name| {
+    let mode = given.last(None, "mode").map_or(Ok(Mode::default()), |name| {
         Mode::from_name(&name.to_ascii_lowercase())
             .ok_or_else(|| format!("mode is '{name}'; allowed are triton, opentelemetry"))
     });
@@ -119,24 +119,28 @@ pub(super) fn tracing(options: &TraceOptions, variable: impl Fn(&str) -> Option<
         count: count.map_or(Ok(defaults.count), |text| count_of(&text))?,
         log_frequency: frequency.map_or(Ok(defaults.log_frequency), |text| number("log-frequency", &text))?,
     };
-    let file = file.unwrap_or_default().into();
-    let mode = mode.transpose()?.unwrap_or_default();
+    let mode = mode?;
     let collector = if mode == Mode::OpenTelemetry { collector(&given, variable)? } else { Collector::default() };
-    let other = |config: &&TraceConfig| config.mode.is_some_and(|of| of != mode);
-    let of_other_mode = options.configs.iter().filter(other).map(TraceConfig::name).collect();
-    Ok(Tracing { mode, values, file, collector, overridden, of_other_mode })
+    let of_other_mode = options.configs.iter().filter(|config| config.mode.is_some_and(|of| of != mode));
+    Ok(Tracing {
+        mode,
+        values,
+        file: file.unwrap_or_default().into(),
+        collector,
+        overridden,
+        of_other_mode: of_other_mode.map(TraceConfig::name).collect(),
+    })
 }
 
 fn levels_of(names: &[&str]) -> Result<Levels, String> {
     // Triton's command line accepts more words than its protocol.
-    let word = |name: &&'_ str| match name.to_ascii_lowercase().as_str() {
-        "false" | "off" => "OFF".to_owned(),
-        "true" | "on" | "min" | "max" | "timestamps" => "TIMESTAMPS".to_owned(),
-        "tensors" => "TENSORS".to_owned(),
-        _ => (*name).to_owned(),
-    };
-    let words: Vec<String> = names.iter().map(word).collect();
-    levels(words.iter().map(String::as_str)).map_err(|error| error.message)
+    let words = names.iter().map(|name| match name.to_ascii_lowercase().as_str() {
+        "false" | "off" => "OFF",
+        "true" | "on" | "min" | "max" | "timestamps" => "TIMESTAMPS",
+        "tensors" => "TENSORS",
+        _ => name,
+    });
+    levels(words).map_err(|error| error.message)
 }
 
 fn number(key: &str, text: &str) -> Result<u32, String> {
@@ -166,11 +170,13 @@ fn collector(given: &Given<'_>, variable: impl Fn(&str) -> Option<String>) -> Re
     let option = |key: &str| given.last(Some(Mode::OpenTelemetry), key).map(str::to_owned);
     let variables = Variables::new(Signal::Traces, variable);
     let size = |key: &str, name: &str, usual: u32| {
-        let of_variable = || Some((variables.get(name)?, format!(" (from {name})")));
-        let given = option(key).map(|text| (text, String::new())).or_else(of_variable);
-        let Some((text, source)) = given else { return Ok(usual) };
-        let size = text.trim().parse().ok().filter(|size| *size > 0);
-        size.ok_or_else(|| format!("{key} is '{text}'; allowed are whole numbers from 1 to {}{source}", u32::MAX))
+        let (text, source) = match (option(key), variables.get(name)) {
+            (Some(text), _) => (text, String::new()),
+            (None, Some(text)) => (text, format!(" (from {name})")),
+            (None, None) => return Ok(usual),
+        };
+        let number = text.trim().parse().ok().filter(|size| *size > 0);
+        number.ok_or_else(|| format!("{key} is '{text}'; allowed are whole numbers from 1 to {}{source}", u32::MAX))
     };
     let resources: Vec<&str> = given.all(Some(Mode::OpenTelemetry), "resource").collect();
     Ok(Collector {

@@ -1,4 +1,4 @@
-//! The flags of the processes that run models.
+//! The flags of the processes that run models, and of their CPU affinity.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use pharos::model::SandboxMode;
 use pharos_engine::launch::{Sandboxes, limits};
 use pharos_os::control_groups::Limits;
 use pharos_os::worker_user::WorkerUser;
+use pharos_telemetry::system::{HostPolicy, Processors, cores};
 use regex::Regex;
 
 use super::{WORKERS, boolean, positive_seconds, seconds, whole};
@@ -98,8 +99,11 @@ pub struct Workers {
 impl Workers {
     /// Returns the sandboxes of models.
     pub fn sandboxes(&self) -> Sandboxes {
-        let (read, write) = (self.worker_sandbox_read.clone(), self.worker_sandbox_write.clone());
-        Sandboxes { mode: self.worker_sandbox, read, write }
+        Sandboxes {
+            mode: self.worker_sandbox,
+            read: self.worker_sandbox_read.clone(),
+            write: self.worker_sandbox_write.clone(),
+        }
     }
 
     /// Returns the limits of each worker.
@@ -108,23 +112,45 @@ impl Workers {
     }
 }
 
+/// The CPU affinity of instances.
+#[derive(Clone, Debug, Args)]
+pub struct HostPolicies {
+    /// Cores for the instances of each instance_group with this host_policy: NAME,cpu-cores=LIST (for example 0-3,8) or
+    /// NAME,numa-node=N (the cores of that node); cpu-cores takes precedence. Groups without host_policy have the policy cpu,
+    /// gpu_N (N: the GPU) or model. May be repeated, or given as a list separated by ';'
+    #[arg(id = "host-policy", long = "host-policy", value_name = "NAME,SETTING=VALUE", env = "PHAROS_HOST_POLICY", value_parser = host_policy, value_delimiter = ';', help_heading = WORKERS)]
+    pub policies: Vec<HostPolicy>,
+}
+
+/// Parses one `--host-policy`.
+fn host_policy(text: &str) -> Result<HostPolicy, String> {
+    let form = "expected NAME,cpu-cores=LIST or NAME,numa-node=N, for example cpu,cpu-cores=0-3,8";
+    let (name, setting) = text.split_once(',').filter(|(name, _)| !name.is_empty()).ok_or(form)?;
+    let setting = match setting.split_once('=').ok_or(form)? {
+        ("numa-node", node) => Processors::Node(node.parse().map_err(|_| form)?),
+        ("cpu-cores", list) => Processors::Cores(cores(list).ok_or(form)?),
+        (other, _) => return Err(format!("unknown setting '{other}': {form}")),
+    };
+    Ok(HostPolicy { name: name.to_owned(), processors: setting })
+}
+
 /// The modules that fork servers of Python workers import.
 #[derive(Clone, Debug)]
 pub struct Preload(pub Vec<String>);
 
 fn preload(text: &str) -> Result<Preload, String> {
     let names: Vec<&str> = text.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
-    let is_word = |word: &str| !word.is_empty() && !word.starts_with(|first: char| first.is_ascii_digit());
-    let is_name = |name: &str| {
-        name.split('.').all(is_word)
-            && name.chars().all(|letter| letter.is_alphanumeric() || matches!(letter, '_' | '.'))
-    };
-    match names.iter().find(|name| !is_name(name)) {
+    match names.iter().find(|name| !is_module(name)) {
         Some(name) => {
             Err(format!("'{name}' is not the name of a Python module; allowed are names separated by commas"))
         }
         None => Ok(Preload(names.into_iter().map(str::to_owned).collect())),
     }
+}
+
+fn is_module(name: &str) -> bool {
+    name.split('.').all(|word| !word.is_empty() && !word.starts_with(|first: char| first.is_ascii_digit()))
+        && name.chars().all(|letter| letter.is_alphanumeric() || matches!(letter, '_' | '.'))
 }
 
 fn user(text: &str) -> Result<Arc<WorkerUser>, String> {

@@ -17,8 +17,8 @@ const LIMIT: Duration = Duration::from_secs(2);
 const LONGEST: u64 = 4096;
 
 /// Exits with 0 if the server at `address` is ready: `HOST:PORT`, with `https://` before it for TLS with these certificates. The
-/// server's certificate must have `server_name`, or else the host's name. Without an address, it is that of the listener which the
-/// options of this process define: in a container, its variables are those of the server.
+/// server's certificate must have `server_name`, or else the host's name. Without an address, the command asks the listener which the
+/// options of this process define: in a container, this process has the variables of the server.
 pub(crate) fn run(
     address: Option<&str>,
     listener: &Http,
@@ -79,8 +79,8 @@ impl<'a> Target<'a> {
             None => (false, text.strip_prefix("http://").unwrap_or(text)),
         };
         let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
-        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-        Self { is_secure, address, name: name.unwrap_or(host) }
+        let without_brackets = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        Self { is_secure, address, name: name.unwrap_or(without_brackets) }
     }
 }
 
@@ -120,16 +120,14 @@ fn ask(mut connection: impl Read + Write, address: &str) -> io::Result<(u16, Str
     let text = String::from_utf8_lossy(&answer);
     let code = text.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)?.parse().ok());
     let body = text.split_once("\r\n\r\n").map_or("", |(_, body)| body);
-    let other = || {
-        io::Error::new(
-            io::ErrorKind::InvalidData,
-            format!("not a status of HTTP: {:?}", text.lines().next().unwrap_or_default()),
-        )
+    let Some(code) = code else {
+        let first = text.lines().next().unwrap_or_default();
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("not a status of HTTP: {first:?}")));
     };
-    code.map(|code| (code, body.trim().to_owned())).ok_or_else(other)
+    Ok((code, body.trim().to_owned()))
 }
 
-/// Connects to the first of the addresses of a name that accepts. The name of this machine usually has one of IPv6 too, at which no
+/// Connects to the first of the addresses of a name that accepts. The name of this machine usually has an IPv6 address too, at which no
 /// server may listen.
 fn connect(addresses: impl Iterator<Item = SocketAddr>) -> io::Result<TcpStream> {
     let mut refused = io::Error::from(io::ErrorKind::NotFound);

@@ -61,7 +61,8 @@ pub(super) fn check(listeners: &[Named]) -> Result<(), String> {
 /// Returns whether two listeners would have connections to the same address. Port 0 stands for a free port, and the IPv6 address `::`
 /// includes IPv4.
 fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
-    let (a, b) = (one.ip().to_canonical(), other.ip().to_canonical());
+    let a = one.ip().to_canonical();
+    let b = other.ip().to_canonical();
     let includes = |a: IpAddr, b: IpAddr| a.is_unspecified() && (a.is_ipv6() || b.is_ipv4());
     one.port() == other.port() && one.port() != 0 && (a == b || includes(a, b) || includes(b, a))
 }

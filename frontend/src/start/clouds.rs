@@ -11,7 +11,7 @@ pub(super) struct Clouds {
     vertex_ai: Option<VertexAi>,
     /// The directories that requests register as models; `None` if models are not loaded by request.
     registered: Option<Registered>,
-    /// Whether TorchServe's endpoints are served in place of those of Triton and the platforms.
+    /// Whether TorchServe's endpoints are served in place of the endpoints of Triton and of the platforms.
     replaced: bool,
 }
 
@@ -23,18 +23,17 @@ impl Clouds {
     /// A variable is missing, or has a value that is not allowed.
     pub(super) fn new(options: &Options, torchserve: bool) -> Result<Self, String> {
         let variable = |name: &str| std::env::var(name).ok();
-        let Options { sagemaker, vertex_ai, .. } = options;
         let has_effect = |flag: &str, allow: bool| {
             if allow && torchserve {
                 tracing::info!("{flag} has no effect: TorchServe's endpoints replace Triton's");
             }
             allow && !torchserve
         };
-        let sagemaker = has_effect("--allow-sagemaker", sagemaker.allow).then(|| SageMaker::new(variable));
+        let sagemaker = has_effect("--allow-sagemaker", options.sagemaker.allow).then(|| SageMaker::new(variable));
         let explicit = options.models.control_mode.by_request();
         let registered = (sagemaker.is_some() && explicit).then(Registered::default);
-        let vertex_ai = has_effect("--allow-vertex-ai", vertex_ai.allow)
-            .then(|| VertexAi::new(vertex_ai.default_model.clone(), variable));
+        let vertex_ai = has_effect("--allow-vertex-ai", options.vertex_ai.allow)
+            .then(|| VertexAi::new(options.vertex_ai.default_model.clone(), variable));
         Ok(Self {
             sagemaker: sagemaker.transpose()?,
             vertex_ai: vertex_ai.transpose()?,
@@ -48,7 +47,7 @@ impl Clouds {
         self.registered.clone()
     }
 
-    /// Returns whether TorchServe's endpoints are served in place of those of Triton and the platforms.
+    /// Returns whether TorchServe's endpoints replace the endpoints of Triton and of the platforms.
     pub(super) fn are_replaced(&self) -> bool {
         self.replaced
     }

@@ -23,7 +23,7 @@ impl torchserve::Executable for Executable {
     fn parse(&self, arguments: Vec<OsString>) -> Result<Options, String> {
         let options = Options::from_args(arguments).map_err(|error| match error.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ONLY_OPTIONS.to_owned(),
-            // The usage that follows is that of `pharos` without `torchserve`.
+            // The usage that follows would be for `pharos` without `torchserve`.
             _ => error
                 .to_string()
                 .split("\n\nUsage:")

@@ -1,7 +1,7 @@
 //! Configures and opens the listeners, and watches their TLS and token files.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +36,7 @@ use pharos_torchserve::ServerAccess;
 const HTTP_RESTRICTED: (&str, &str) = ("--http-restricted-api", "api");
 const GRPC_RESTRICTED: (&str, &str) = ("--grpc-restricted-protocol", "protocol");
 
-/// Returns the time limit for a scraper to read more of an answer; `write` is that of other clients, 0 for none.
+/// Returns the time limit for a scraper to read more of an answer; `write` is the limit of other clients, 0 for none.
 fn scrape_timeout(write: Duration) -> Duration {
     if write.is_zero() { MAX_SCRAPE_WRITE } else { write.min(MAX_SCRAPE_WRITE) }
 }
@@ -53,7 +53,7 @@ pub(super) struct Listeners<'a> {
     pub(super) hangup: Arc<Notify>,
     /// The memory limit of requests being received.
     pub(super) budget: Budget,
-    /// The event loops that serve connections, except those of metrics.
+    /// The event loops that serve connections, except connections of metrics.
     pub(super) event_loops: EventLoops,
     /// When answers carry times.
     pub(super) timing: ResponseTiming,
@@ -95,10 +95,15 @@ impl Listeners<'_> {
         Ok(tasks)
     }
 
-    /// Returns what the ports of TorchServe's endpoints have in common with these listeners.
+    /// Returns the settings that the ports of TorchServe's endpoints share with these listeners.
     pub(super) fn ports(&self, server: ServerAccess) -> PortSettings {
-        let (phases, budget, event_loops) = (self.phases.clone(), self.budget.clone(), self.event_loops.clone());
-        PortSettings { phases, server, budget, event_loops, timing: self.timing.clone() }
+        PortSettings {
+            phases: self.phases.clone(),
+            server,
+            budget: self.budget.clone(),
+            event_loops: self.event_loops.clone(),
+            timing: self.timing.clone(),
+        }
     }
 
     /// Returns the server for the clients of a listener with these restrictions.
@@ -112,12 +117,13 @@ impl Listeners<'_> {
         let forward = Forward::new(clients.forward.clone(), &guards.tokens);
         let settings = http::Settings { forward, ..self.http_settings(guards) };
         let tls = self.tls(Listener::Http, options.http_tls.options())?;
-        let wanted = (options.http.address, options.http.port, clients.reuse_port);
-        let listener = bind("HTTP", "--http-port", wanted)?;
+        let address = SocketAddr::new(options.http.address, options.http.port);
+        let listener = bind("HTTP", "--http-port", address, clients.reuse_port)?;
         let most = clients.max_connections.unwrap_or_else(descriptors::connections);
         let mut connections = self.connections(Listener::Http, tls, most);
         connections.shares_port = clients.reuse_port;
-        let (service, phases) = (self.service(guards, &guards.http), self.phases.clone());
+        let service = self.service(guards, &guards.http);
+        let phases = self.phases.clone();
         Ok(Box::new(move || Ok(http::serve(listener, service, (settings, connections), phases))))
     }
 
@@ -136,20 +142,21 @@ impl Listeners<'_> {
 
     fn metrics(&self) -> Result<Bound, String> {
         let options = self.options;
-        let wanted = (options.metrics_address(), options.metrics.port, false);
-        let listener = bind("metrics", "--metrics-port", wanted)?;
+        let address = SocketAddr::new(options.metrics_address(), options.metrics.port);
+        let listener = bind("metrics", "--metrics-port", address, false)?;
         let tls = self.tls(Listener::Metrics, options.metrics_tls.options())?;
         let most = options.http_clients.metrics_max_connections;
         let mut connections = self.connections(Listener::Metrics, tls, most);
         connections.limits.write = scrape_timeout(connections.limits.write);
-        let (service, phases) = (Arc::new(self.engine.clone()), self.phases.clone());
+        let service = Arc::new(self.engine.clone());
+        let phases = self.phases.clone();
         Ok(Box::new(move || Ok(http::metrics::serve(listener, service, connections, phases))))
     }
 
     /// Binds the listener of a cloud platform, without TLS, as in Triton.
     fn cloud(&self, guards: &ServerAccess, platform: Platform) -> Result<Bound, String> {
         let (what, flag, address) = addresses::of_cloud(self.options, &platform);
-        let listener = bind(what, flag, (address.ip(), address.port(), false))?;
+        let listener = bind(what, flag, address, false)?;
         let most = self.options.http_clients.max_connections.unwrap_or_else(descriptors::connections);
         let connections = self.connections(Listener::Http, None, most);
         let service = self.service(guards, &guards.http);
@@ -173,8 +180,8 @@ impl Listeners<'_> {
             timing: self.timing.clone(),
         };
         let tls = self.tls(Listener::Grpc, options.grpc_tls.options())?;
-        let wanted = (options.grpc.address, options.grpc.port, clients.reuse_port);
-        let listener = bind("gRPC", "--grpc-port", wanted)?;
+        let address = SocketAddr::new(options.grpc.address, options.grpc.port);
+        let listener = bind("gRPC", "--grpc-port", address, clients.reuse_port)?;
         let most = clients.max_connections.unwrap_or_else(descriptors::connections);
         let mut connections = self.connections(Listener::Grpc, tls, most);
         connections.shares_port = clients.reuse_port;
@@ -183,7 +190,8 @@ impl Listeners<'_> {
         limits.ping_timeout = clients.keepalive_timeout;
         limits.age = clients.max_age.unwrap_or_default();
         limits.age_grace = clients.max_age_grace.unwrap_or_default();
-        let (service, phases) = (self.service(guards, &guards.grpc), self.phases.clone());
+        let service = self.service(guards, &guards.grpc);
+        let phases = self.phases.clone();
         Ok(Box::new(move || {
             let served = grpc::serve(listener, service, (settings, connections), phases);
             served.map_err(|error| format!("gRPC: {error}"))
@@ -209,12 +217,13 @@ impl Listeners<'_> {
     /// Returns the TLS configuration of a listener, if enabled, and watches its files.
     fn tls(&self, listener: Listener, options: TlsOptions) -> Result<Option<Arc<Tls>>, String> {
         let Some(files) = options.paths(|unused| tracing::warn!("{unused}"))? else { return Ok(None) };
-        let tls = Tls::new(files, HttpVersions::of(listener));
-        let tls = tls.map_err(|reason| format!("TLS of {}: {reason}", options.listener))?;
-        let tls = Arc::new(tls);
-        let (paths, reading) = (tls.paths(), tls.clone());
-        let read = move || reading.reload().map(|()| "for new connections".to_owned());
-        self.watch(Credentials::Tls(listener), paths, read);
+        let tls = Tls::new(files, HttpVersions::of(listener))
+            .map(Arc::new)
+            .map_err(|reason| format!("TLS of {}: {reason}", options.listener))?;
+        let reloaded = tls.clone();
+        self.watch(Credentials::Tls(listener), tls.paths(), move || {
+            reloaded.reload().map(|()| "for new connections".to_owned())
+        });
         Ok(Some(tls))
     }
 
@@ -236,12 +245,12 @@ impl Listeners<'_> {
         let counted = |count: usize| format!("{count} tokens");
         let (inference, management) = access.files();
         if let Some(path) = inference {
-            let access = access.clone();
-            self.watch(Credentials::InferenceTokens, vec![path], move || access.reload_inference().map(counted));
+            let reloaded = access.clone();
+            self.watch(Credentials::InferenceTokens, vec![path], move || reloaded.reload_inference().map(counted));
         }
         if let Some(path) = management {
-            let access = access.clone();
-            self.watch(Credentials::ManagementTokens, vec![path], move || access.reload_management().map(counted));
+            let reloaded = access.clone();
+            self.watch(Credentials::ManagementTokens, vec![path], move || reloaded.reload_management().map(counted));
         }
         Ok(access)
     }
@@ -264,10 +273,10 @@ fn restricted(groups: &[String], option: (&str, &str)) -> Result<Arc<Restriction
     Ok(Arc::new(restrictions))
 }
 
-fn bind(what: &str, flag: &str, (address, port, shared): (IpAddr, u16, bool)) -> Result<TcpListener, String> {
-    let wanted = SocketAddr::new(address, port);
-    let unusable = |error: io::Error| format!("{what} cannot listen on {wanted}: {error}; {flag} chooses another port");
-    let listener = listener::bind(wanted, shared).map_err(unusable)?;
+fn bind(what: &str, flag: &str, address: SocketAddr, shares_port: bool) -> Result<TcpListener, String> {
+    let unusable =
+        |error: io::Error| format!("{what} cannot listen on {address}: {error}; {flag} chooses another port");
+    let listener = listener::bind(address, shares_port).map_err(unusable)?;
     let bound = listener.local_addr().map_err(unusable)?;
     tracing::info!("{what} listening on {bound}");
     Ok(listener)

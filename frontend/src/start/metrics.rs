@@ -21,10 +21,12 @@ pub(super) fn usual_mode(options: &Options, torchserve: bool) -> Mode {
 /// Returns the settings of metric logs. Without an explicit directory and mode, lines go only to standard output, if enabled.
 pub(super) fn logs(options: &Options, names_mode: bool) -> tslog::Settings {
     let Tslog { max_bytes, keep, lines_per_second, stdout, format, .. } = &options.tslog;
-    let variable = |name: &str| std::env::var_os(name);
-    let named = options.tslog.named_location(variable);
+    let location = match options.tslog.named_location(|name| std::env::var_os(name)) {
+        None if names_mode || !stdout => Some(options.tslog.location(|name| std::env::var_os(name))),
+        named => named,
+    };
     tslog::Settings {
-        location: named.or_else(|| (names_mode || !stdout).then(|| options.tslog.location(variable))),
+        location,
         max_bytes: *max_bytes,
         keep: *keep as usize,
         stdout: *stdout,

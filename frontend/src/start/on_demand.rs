@@ -9,7 +9,8 @@ use crate::cli::Options;
 
 /// Returns the settings.
 pub(super) fn settings(options: &Options, devices: &Devices) -> loader::OnDemandSettings {
-    let (models, roots) = (&options.models, Roots::new(&options.metrics.cgroup_root));
+    let models = &options.models;
+    let roots = Roots::new(&options.metrics.cgroup_root);
     let main = models.memory_limit.map(|limit| (Memory::Main, limit.bytes(system::memory_limit(&roots))));
     loader::OnDemandSettings {
         max_waiting: models.on_demand_max_waiting as usize,

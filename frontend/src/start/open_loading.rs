@@ -86,7 +86,7 @@ fn of_clouds(options: &Options, guards: &ServerAccess) -> Vec<String> {
 }
 
 /// Returns TorchServe's open addresses. For each protocol, the management address accepts TorchServe's load requests and the
-/// inference address those of the v2 protocol.
+/// inference address load requests of the v2 protocol.
 fn of_torchserve(settings: &Settings, guards: &ServerAccess) -> Vec<String> {
     if !settings.model_api || settings.token.is_some() {
         return Vec::new();

@@ -34,7 +34,7 @@ pub(super) fn apply() {
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
 }
 
-/// Logs what sandboxes cannot restrict here.
+/// Logs the gaps of sandboxes on this machine.
 ///
 /// # Errors
 /// Sandboxes are required, and cannot be made here.
@@ -56,14 +56,15 @@ pub(super) fn report_sandbox(worker: &Path, options: &cli::Options) -> Result<()
     Ok(())
 }
 
-/// Checks that this process can start workers as another user, and that the user can read what all of them read. Creates the
-/// directory for copies of objects if it does not exist, because the user must be able to pass through it.
+/// Checks that this process can start workers as another user, and that the user can read the files that all workers read. Creates
+/// the directory for copies of objects if it does not exist, because the user must be able to pass through the directory.
 ///
 /// # Errors
 /// Rights are missing; the text names them, or a path and the reason.
 pub(super) fn check_user(
     options: &cli::Options,
-    (worker, onnxruntime): (&Path, Option<&Path>),
+    worker: &Path,
+    onnxruntime: Option<&Path>,
     environments: &Path,
 ) -> Result<(), String> {
     let Some(user) = options.workers.worker_user.as_deref() else { return Ok(()) };
@@ -92,7 +93,7 @@ pub(super) fn check_user(
     }
     // A name without a directory is searched for in the PATH.
     let python = workers.python.as_deref().filter(|path| path.components().count() > 1);
-    // One of Triton's that does not exist is ignored.
+    // A directory of Triton's backends that does not exist is ignored.
     let backends = workers.backend_directory.as_deref().filter(|directory| directory.is_dir());
     let named = [python, onnxruntime, backends];
     read.extend(named.into_iter().flatten().map(Path::to_owned));
@@ -100,10 +101,10 @@ pub(super) fn check_user(
     check_access(user, worker, &AccessCheck { read, pass, write: vec![temporary] })
 }
 
-/// Lets the worker's executable check what it may access as this user.
+/// Runs the worker's executable as this user, to check the access that workers need.
 fn check_access(user: &WorkerUser, worker: &Path, check: &AccessCheck) -> Result<(), String> {
     let mut command = Command::new(worker);
-    // Other processes of the user can read the variables of this one.
+    // Other processes of the user can read the variables of the command.
     command.env_clear();
     user.run(&mut command);
     let output = command.args(check.arguments()).stdin(Stdio::null()).stderr(Stdio::null()).output();
@@ -137,18 +138,18 @@ pub(super) fn limits(options: &cli::Options) -> Result<WorkerLimits, String> {
     Ok(WorkerLimits { limits, groups })
 }
 
-/// Returns the environment variables that workers do not inherit: those of systemd, those that match the one pattern, and those
-/// that neither are usual nor match the other pattern.
+/// Returns the environment variables that workers do not inherit: variables of systemd, variables that match
+/// `--worker-hidden-variables`, and variables that neither are usual nor match `--worker-variables`.
 pub(super) fn hidden_variables(workers: &cli::Workers) -> Vec<OsString> {
     let matches = |pattern: &Option<Regex>, name: &str| pattern.as_ref().is_some_and(|pattern| pattern.is_match(name));
-    let hidden = |name: &str| {
+    let is_hidden = |name: &str| {
         service_manager::VARIABLES.contains(&name)
             || matches(&workers.worker_hidden_variables, name)
             || !(variables::is_inherited(name) || matches(&workers.worker_variables, name))
     };
+    let mut hidden: Vec<OsString> = std::env::vars_os().map(|(name, _)| name).collect();
     // A name that is not text matches no pattern.
-    let names = std::env::vars_os().map(|(name, _)| name);
-    let mut hidden: Vec<OsString> = names.filter(|name| name.to_str().is_none_or(hidden)).collect();
+    hidden.retain(|name| name.to_str().is_none_or(is_hidden));
     hidden.sort();
     if !hidden.is_empty() {
         let names: Vec<_> = hidden.iter().map(|name| name.to_string_lossy()).collect();

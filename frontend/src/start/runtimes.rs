@@ -1,4 +1,4 @@
-//! The threads that serve requests, load models and do the rest.
+//! The runtimes of the server, one for each kind of work.
 
 use std::io;
 use std::time::Duration;
@@ -16,29 +16,29 @@ const LAST_REMOVALS: Duration = Duration::from_secs(1);
 pub(super) struct Runtimes {
     /// Serves requests.
     event_loops: EventLoops,
-    /// Does what neither of the others does: the start, supervision, scrapes.
+    /// Runs everything else: the start, supervision, scrapes.
     pub(super) main: Runtime,
     /// Loads and unloads models while requests are served, in the background.
     loading: Runtime,
 }
 
 impl Runtimes {
-    /// Starts them, with `loops` event loops.
+    /// Starts the runtimes, with `loops` event loops.
     ///
     /// # Errors
     /// A thread or its descriptors cannot be created.
     pub(super) fn start(loops: usize) -> io::Result<Self> {
-        let single = || {
-            let mut builder = Builder::new_multi_thread();
-            builder.worker_threads(1).enable_all();
-            builder
-        };
-        let main = single().build()?;
-        let loading = single().thread_name("loading").on_thread_start(background::enter).build()?;
+        let main = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let loading = Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .thread_name("loading")
+            .on_thread_start(background::enter)
+            .build()?;
         Ok(Self { event_loops: EventLoops::start(loops)?, main, loading })
     }
 
-    /// Returns those that the engine uses.
+    /// Returns the runtimes that the engine uses.
     pub(super) fn threads(&self) -> Threads {
         Threads { event_loops: self.event_loops.clone(), loading: Some(self.loading.handle().clone()) }
     }

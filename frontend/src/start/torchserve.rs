@@ -22,7 +22,7 @@ use pharos_torchserve::{
     self, Kind, Kserve, ModelProperties, Plan, Registry, ServerAccess, Settings, Start, Uncounted, snapshot,
 };
 
-/// What the ports have in common with those of the server.
+/// The settings that the ports share with the server's own listeners.
 pub(super) struct PortSettings {
     pub(super) phases: PhaseReceiver,
     pub(super) server: ServerAccess,
@@ -57,7 +57,7 @@ impl Endpoints {
             Registry::new(Arc::new(engine.clone()), plan.settings.clone(), plan.repository.clone(), max_workers);
         let service = engine.with_naming(registry.clone());
         let start = Start {
-            kserve: kserve(service.clone(), &plan.settings, (&budget, &timing))?,
+            kserve: kserve(service.clone(), &plan.settings, &budget, &timing)?,
             service,
             uncounted: engine.with_naming(Arc::new(Uncounted)),
             metrics: engine.cache().clone(),
@@ -82,7 +82,8 @@ impl Endpoints {
         self.registry.load_at_start().await?;
         let mut changes = self.registry.changes();
         changes.mark_unchanged();
-        let (registry, settings) = (self.registry.clone(), self.settings.clone());
+        let registry = self.registry.clone();
+        let settings = self.settings.clone();
         write(&settings, Kind::Startup, &registry).await;
         let tasks = match self.start.take() {
             Some(start) => torchserve::serve(start)?,
@@ -115,7 +116,8 @@ impl Endpoints {
 fn kserve(
     service: SharedService,
     settings: &Settings,
-    (budget, timing): (&Budget, &ResponseTiming),
+    budget: &Budget,
+    timing: &ResponseTiming,
 ) -> Result<Kserve, String> {
     let http = http::Settings {
         max_input_size: settings.max_request_size,
@@ -141,7 +143,8 @@ fn kserve(
 
 /// Writes a snapshot of the registered models on a blocking thread.
 async fn write(settings: &Arc<Settings>, kind: Kind, registry: &Arc<Registry>) {
-    let (settings, registry) = (settings.clone(), registry.clone());
+    let settings = settings.clone();
+    let registry = registry.clone();
     if let Err(error) = blocking::run(move || save(&settings, kind, &registry)).await {
         tracing::error!("cannot write a snapshot: {error}");
     }

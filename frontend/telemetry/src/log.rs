@@ -40,7 +40,6 @@ const LAST_LINES: Duration = Duration::from_secs(1);
 /// TorchServe's log, if enabled.
 static JOURNAL: OnceLock<Journal> = OnceLock::new();
 
-/// The destinations of the log of this process.
 static OUTLETS: OnceLock<Vec<Arc<Outlet>>> = OnceLock::new();
 
 /// The initial log settings.
@@ -95,9 +94,11 @@ pub fn start(options: &Options) -> Result<Guard, String> {
     if let Some(file) = file {
         let _ = CURRENT.path.set(file.to_string_lossy().into_owned());
     }
-    let writers = Writers(outlet.clone());
-    let lines = tracing_subscriber::fmt::layer().with_ansi(false).log_internal_errors(false);
-    let lines = lines.event_format(lines::Lines).with_writer(writers);
+    let lines = tracing_subscriber::fmt::layer()
+        .with_ansi(false)
+        .log_internal_errors(false)
+        .event_format(lines::Lines)
+        .with_writer(Writers(outlet.clone()));
     // Fails only if a subscriber exists already, which then remains.
     let _ = tracing_subscriber::registry().with(lines.with_filter(filter_fn(is_wanted))).try_init();
     Ok(Guard::new(vec![outlet], options))
@@ -129,9 +130,13 @@ pub struct Guard(Vec<Arc<Outlet>>);
 impl Guard {
     fn new(outlets: Vec<Arc<Outlet>>, options: &Options) -> Self {
         let _ = OUTLETS.set(outlets.clone());
-        let &Options { verbose, info, warning, error, format, .. } = options;
-        let (info, warning, error) = (Some(info), Some(warning), Some(error));
-        update(Update { info, warning, error, verbose: Some(verbose), format: Some(format) });
+        update(Update {
+            info: Some(options.info),
+            warning: Some(options.warning),
+            error: Some(options.error),
+            verbose: Some(options.verbose),
+            format: Some(options.format),
+        });
         std::panic::set_hook(Box::new(|panic| {
             if blocking::is_expected_panic() {
                 return;
@@ -182,15 +187,15 @@ pub fn write_final_line(line: &str) {
 
 fn written_by_a_thread(write: impl FnOnce() -> u64 + Send + 'static) -> Option<mpsc::Receiver<u64>> {
     let (writing, written) = mpsc::channel();
-    let work = move || {
+    let thread = thread::Builder::new().name("log".to_owned()).spawn(move || {
         let _ = writing.send(write());
-    };
-    thread::Builder::new().name("log".to_owned()).spawn(work).ok().map(|_| written)
+    });
+    thread.ok().map(|_| written)
 }
 
 /// Returns the line that replaces dropped lines in a plain log.
 fn plain_notice(lost: u64) -> String {
-    let line = formatted(format(), (Level::WARN, module_path!()), &Parts::message(missing(lost))).unwrap_or_default();
+    let line = formatted(format(), Level::WARN, module_path!(), &Parts::message(missing(lost))).unwrap_or_default();
     format!("{line}\n")
 }
 
@@ -198,7 +203,7 @@ fn missing(lost: u64) -> String {
     format!("{lost} log lines were dropped here because the destination was too slow")
 }
 
-/// Returns whether the log includes lines of the metrics, as TorchServe's does.
+/// Returns whether the log includes lines of the metrics, as the log of TorchServe does.
 pub(crate) fn includes_metrics() -> bool {
     JOURNAL.get().is_some()
 }
@@ -212,22 +217,20 @@ pub(crate) fn metrics(lines: &str) {
 
 /// Returns whether the current settings log a line.
 fn is_wanted(metadata: &Metadata<'_>) -> bool {
-    let on = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
     let is_request = metadata.target() == REQUEST_LOG_TARGET;
-    let verbose =
-        |least| CURRENT.verbose.load(Ordering::Relaxed) >= least && (is_request || is_ours(metadata.target()));
+    let verbose = if is_request || is_ours(metadata.target()) { CURRENT.verbose.load(Ordering::Relaxed) } else { 0 };
     match *metadata.level() {
         // The edges log a request only if that is enabled, or if lines of the level DEBUG are wanted.
         Level::INFO if is_request => true,
-        Level::ERROR => on(&CURRENT.error),
-        Level::WARN => on(&CURRENT.warning),
-        Level::INFO => on(&CURRENT.info),
-        Level::DEBUG => verbose(1),
-        Level::TRACE => verbose(2),
+        Level::ERROR => CURRENT.error.load(Ordering::Relaxed),
+        Level::WARN => CURRENT.warning.load(Ordering::Relaxed),
+        Level::INFO => CURRENT.info.load(Ordering::Relaxed),
+        Level::DEBUG => verbose >= 1,
+        Level::TRACE => verbose >= 2,
     }
 }
 
-/// Returns the current settings.
+/// Returns the settings of this process.
 pub fn settings() -> Settings {
     Settings {
         file: CURRENT.path.get().cloned().unwrap_or_default(),
@@ -239,7 +242,6 @@ pub fn settings() -> Settings {
     }
 }
 
-/// Returns the current format.
 fn format() -> Format {
     let format = CURRENT.format.load(Ordering::Relaxed);
     Format::ALL.into_iter().find(|known| *known as u8 == format).unwrap_or_default()
@@ -268,7 +270,7 @@ pub fn reopen() {
     OUTLETS.get().map(Vec::as_slice).unwrap_or_default().iter().for_each(|outlet| outlet.reopen());
 }
 
-/// Returns whether a target is of the server or a worker: the details of libraries are of no use to operators.
+/// Returns whether the server or a worker logs with this target: the details of libraries are of no use to operators.
 fn is_ours(target: &str) -> bool {
     target.starts_with("pharos") || target == "worker"
 }

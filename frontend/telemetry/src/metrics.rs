@@ -27,7 +27,8 @@ impl RefusedLinesLog {
     /// Reports a refused line.
     pub fn report(&mut self, line: &[u8], refusal: &Refusal) {
         let Some(held) = self.throttle.admit(clock::now()) else { return };
-        let (from, line) = (&self.from, shortened(line));
+        let from = &self.from;
+        let line = shortened(line);
         let more = if held > 0 { format!(" (and {held} others since the last message)") } else { String::new() };
         tracing::warn!("a metric line from {from} was refused: {refusal}; line: `{line}`{more}");
     }

@@ -64,8 +64,15 @@ impl Endpoint {
         parts.path_and_query = Some(http::uri::PathAndQuery::from_static(signal.path()));
         // Cannot fail: all parts are present.
         let target = Uri::from_parts(parts).unwrap_or_default();
-        let (headers, tls) = (Vec::new(), ClientTls::default());
-        Self { url: target.to_string(), target, grpc: false, headers, gzip: false, timeout: TIMEOUT, tls }
+        Self {
+            url: target.to_string(),
+            target,
+            grpc: false,
+            headers: Vec::new(),
+            gzip: false,
+            timeout: TIMEOUT,
+            tls: ClientTls::default(),
+        }
     }
 }
 
@@ -105,7 +112,7 @@ pub struct Sender {
 struct Warnings(HashSet<String>);
 
 impl Warnings {
-    /// Returns what follows the text in the log; `None` if the same text or too many others were logged before.
+    /// Returns the rest of the log line after the text; `None` if the same text or too many others were logged before.
     fn admit(&mut self, text: &str) -> Option<&'static str> {
         if self.0.len() == MAX_WARNINGS || !self.0.insert(text.to_owned()) {
             return None;
@@ -130,26 +137,26 @@ impl Sender {
             true => Client::Grpc(grpc::Client::new(endpoint, signal, headers)?),
             false => Client::Http(http_post::Client::new(endpoint, headers)?),
         };
-        let (url, timeout, warnings) = (endpoint.url.clone(), endpoint.timeout, Mutex::default());
-        Ok(Self { signal, url, timeout, client, warnings })
+        Ok(Self { signal, url: endpoint.url.clone(), timeout: endpoint.timeout, client, warnings: Mutex::default() })
     }
 
-    /// Sends a message once, for at most `limit`, if that is shorter than the endpoint's time limit. Returns the data that the
+    /// Sends a message once, for at most `limit` and the endpoint's time limit. Returns the data that the
     /// collector rejected, if any. Logs each warning of the collector once.
     ///
     /// # Errors
     /// The collector is unreachable, refuses the message, or does not answer in time.
     pub async fn send(&self, message: &Bytes, limit: Duration) -> Result<Option<Rejected>, Failure> {
-        let sent = async {
+        let limit = self.timeout.min(limit);
+        let attempt = tokio::time::timeout(limit, async {
             match &self.client {
                 Client::Http(client) => client.post(message.clone()).await,
                 Client::Grpc(client) => client.export(message.clone()).await,
             }
+        });
+        let Ok(answered) = attempt.await else {
+            return Err(Failure::transient(format!("no response within {} ms", limit.as_millis())));
         };
-        let limit = self.timeout.min(limit);
-        let in_time = tokio::time::timeout(limit, sent).await;
-        let late = |_| Err(Failure::transient(format!("no response within {} ms", limit.as_millis())));
-        let answer = in_time.unwrap_or_else(late)?;
+        let answer = answered?;
         Ok(self.signal.rejected(&answer).and_then(|Rejected { count, reason }| {
             let reason = shortened(reason.as_bytes());
             if count == 0 {
@@ -164,7 +171,8 @@ impl Sender {
     fn warn(&self, text: &str) {
         let admitted = self.warnings.lock().unwrap_or_else(PoisonError::into_inner).admit(text);
         if let Some(end) = admitted {
-            let (signal, url) = (self.signal.as_str(), &self.url);
+            let signal = self.signal.as_str();
+            let url = &self.url;
             tracing::warn!("the collector of {signal} at {url} accepted an export with a warning: {text}{end}");
         }
     }

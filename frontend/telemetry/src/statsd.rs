@@ -151,7 +151,7 @@ struct Receiver {
     cache: Arc<Cache>,
     statsd: Statsd,
     refused_lines: RefusedLinesLog,
-    /// Has one byte more than a datagram may have, to detect longer ones.
+    /// One byte longer than a datagram may be, to detect longer datagrams.
     buffer: Vec<u8>,
 }
 
@@ -180,8 +180,13 @@ pub async fn serve(socket: Socket, cache: Arc<Cache>, shutdown: impl Future<Outp
 /// Does the same as [`serve`], with `interval` as the time for which sets collect members.
 async fn receive(socket: Socket, cache: Arc<Cache>, interval: Duration, shutdown: impl Future<Output = ()>) {
     let mut shutdown = std::pin::pin!(shutdown);
-    let (statsd, refused_lines) = (Statsd::default(), RefusedLinesLog::new("StatsD".to_owned()));
-    let mut receiver = Receiver { socket, cache, statsd, refused_lines, buffer: vec![0; MAX_DATAGRAM + 1] };
+    let mut receiver = Receiver {
+        socket,
+        cache,
+        statsd: Statsd::default(),
+        refused_lines: RefusedLinesLog::new("StatsD".to_owned()),
+        buffer: vec![0; MAX_DATAGRAM + 1],
+    };
     // Set only while sets exist, so that a server without sets is never woken.
     let mut interval_end: Option<Instant> = None;
     loop {

@@ -73,7 +73,7 @@ pub fn memory_limit(roots: &Roots) -> u64 {
     [container, space].into_iter().flatten().fold(machine, u64::min)
 }
 
-/// Returns the file that says how long processes wait for memory: that of this process's container, or that of the machine.
+/// Returns the file that says how long processes wait for memory: in this process's container, or otherwise on the machine.
 pub fn memory_pressure(roots: &Roots) -> PathBuf {
     let of_machine = roots.proc.join("pressure/memory");
     Container::new(&roots.proc, &roots.cgroup).memory_pressure().unwrap_or(of_machine)
@@ -152,11 +152,19 @@ impl Sampler {
     /// Creates a sampler for these settings.
     pub(crate) fn new(settings: &Settings) -> Self {
         let roots = &settings.roots;
-        let without = |error: &sysinfo::Error| tracing::warn!("cannot measure the host: {error}");
-        let host = settings.cpu.then(|| Host::new(roots).inspect_err(without).ok()).flatten();
-        let boot = || sysinfo::System::boot_time().ok();
-        let processes = settings.cpu.then(|| Processes::new(&roots.proc, boot()));
-        Self { host, processes, gpus: settings.gpus.clone(), seen: LastSamples::new(), lost: BTreeSet::new() }
+        let mut sampler = Self {
+            host: None,
+            processes: None,
+            gpus: settings.gpus.clone(),
+            seen: LastSamples::new(),
+            lost: BTreeSet::new(),
+        };
+        if settings.cpu {
+            sampler.host =
+                Host::new(roots).inspect_err(|error| tracing::warn!("cannot measure the host: {error}")).ok();
+            sampler.processes = Some(Processes::new(&roots.proc, sysinfo::System::boot_time().ok()));
+        }
+        sampler
     }
 
     /// Reads everything once. `workers` are the current instances, each with its process if it has one.

@@ -133,7 +133,7 @@ impl Traces {
     }
 }
 
-/// Lists the settings as Triton does: with those of the file or of the collector.
+/// Lists the settings as Triton does, including the settings of the file or of the collector.
 fn shown(values: &Values, tracing: &Tracing) -> TraceSettings {
     let one = |value: String| vec![value];
     let mut all = vec![
@@ -211,21 +211,21 @@ struct Counts {
 
 impl Counts {
     fn new(metrics: &Cache, mode: Mode) -> Self {
-        let exports = |result: &str| match mode {
-            Mode::OpenTelemetry => {
-                metrics.counter(Builtin::OtlpExports.name(), &[Signal::Traces.as_str(), result]).ok()
-            }
-            Mode::Triton => None,
+        let counter = |metric: Builtin, labels: &[&str]| metrics.counter(metric.name(), labels).ok();
+        let mut counts = Self {
+            written: counter(Builtin::Traces, &["written"]),
+            dropped: counter(Builtin::Traces, &["dropped"]),
+            spans_exported: counter(Builtin::TraceSpans, &["exported"]),
+            spans_dropped: counter(Builtin::TraceSpans, &["dropped"]),
+            exports: None,
+            exports_failed: None,
         };
-        let counter = |metric: Builtin, result: &str| metrics.counter(metric.name(), &[result]).ok();
-        Self {
-            written: counter(Builtin::Traces, "written"),
-            dropped: counter(Builtin::Traces, "dropped"),
-            spans_exported: counter(Builtin::TraceSpans, "exported"),
-            spans_dropped: counter(Builtin::TraceSpans, "dropped"),
-            exports: exports(ACCEPTED),
-            exports_failed: exports(FAILED),
+        if mode == Mode::OpenTelemetry {
+            let signal = Signal::Traces.as_str();
+            counts.exports = counter(Builtin::OtlpExports, &[signal, ACCEPTED]);
+            counts.exports_failed = counter(Builtin::OtlpExports, &[signal, FAILED]);
         }
+        counts
     }
 }
 

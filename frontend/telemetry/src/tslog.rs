@@ -29,7 +29,7 @@ use sink::{Folder, LogFile, Sink, Stdout};
 
 /// The interval of writes while samples arrive. It bounds the delay between a response and its lines.
 const TICK: Duration = Duration::from_millis(3);
-/// The time that the thread waits for further samples after the first: those of a request arrive within one short execution.
+/// The time that the thread waits for further samples after the first: all samples of a request arrive within one short execution.
 const LINGER: Duration = Duration::from_millis(1);
 /// The interval at which sums are written while the line limit leaves no lines for single requests.
 const SUMS: Duration = Duration::from_millis(50);
@@ -69,11 +69,11 @@ impl Writer {
         let stopping = Arc::new(AtomicBool::new(false));
         let (ending, ended) = mpsc::channel();
         let mut work = WriterThread::new(cache.clone(), settings, stopping.clone());
-        let thread = thread::Builder::new().name("tslog".into()).spawn(move || {
+        let handle = thread::Builder::new().name("tslog".into()).spawn(move || {
             work.run();
             let _ = ending.send(());
         })?;
-        let thread = thread.thread().clone();
+        let thread = handle.thread().clone();
         let sleeper = thread.clone();
         cache.journal().attach_writer(move || sleeper.unpark());
         Ok(Self { thread, stopping, ended })
@@ -150,10 +150,11 @@ impl WriterThread {
         self.visit_last();
     }
 
-    /// Writes the last lines, also if a failed write is not due for a retry, and reports those that are lost.
+    /// Writes the last lines, also if a failed write is not due for a retry, and reports lost lines.
     fn visit_last(&mut self) {
-        let (now, stamp) = (clock::now(), self.stamp());
-        // Makes room for the lines of the visit, if it succeeds.
+        let now = clock::now();
+        let stamp = self.stamp();
+        // A successful write makes room for the lines of the visit.
         self.files.iter_mut().for_each(|file| file.retry(now, stamp.date()));
         self.visit(true);
         self.files.iter_mut().for_each(LogFile::finish);
@@ -191,10 +192,12 @@ impl WriterThread {
     fn visit(&mut self, all: bool) -> bool {
         let wanted = self.cache.journal().is_enabled();
         if wanted && !self.open {
-            let Settings { location, max_bytes, keep, .. } = &self.settings;
-            let folder = location.as_deref().map(Folder::new);
-            let open = |file| folder.clone().map(|folder| LogFile::open(file, folder, (*max_bytes, *keep)));
-            self.files = File::ALL.into_iter().filter_map(open).collect();
+            if let Some(location) = &self.settings.location {
+                let folder = Folder::new(location);
+                let Settings { max_bytes, keep, .. } = self.settings;
+                let open = |file| LogFile::open(file, folder.clone(), max_bytes, keep);
+                self.files = File::ALL.into_iter().map(open).collect();
+            }
             self.open = true;
         }
         let now = clock::now();
@@ -215,12 +218,17 @@ impl WriterThread {
 
     /// Formats the waiting lines. Returns whether there were any or some remain.
     fn gather(&mut self, stamp: &Stamp, now: Instant, all: bool) -> bool {
-        let all = all || now - self.all_written_at >= RETRY;
-        self.all_written_at = if all { now } else { self.all_written_at };
-        let (room, kept) = (self.allowance.refill(now), self.allowance.kept());
+        let unlimited = all || now - self.all_written_at >= RETRY;
+        if unlimited {
+            self.all_written_at = now;
+        }
+        let room = self.allowance.refill(now);
+        let kept = self.allowance.kept();
         // With many series, sums at every visit would use up the line limit.
-        let sums = all || room > kept || now - self.sums_written_at >= SUMS;
-        self.sums_written_at = if sums { now } else { self.sums_written_at };
+        let sums = unlimited || room > kept || now - self.sums_written_at >= SUMS;
+        if sums {
+            self.sums_written_at = now;
+        }
         let journal = self.cache.journal().clone();
         let Self { batch, counters, files, stdout, settings, allowance, cache, open, .. } = self;
         let logged = log::includes_metrics().then(String::new);
@@ -234,7 +242,7 @@ impl WriterThread {
                 journal.hold_back(line, value);
             }
         });
-        let bound = if all { u64::MAX } else { output.lines.saturating_add(room as u64) };
+        let bound = if unlimited { u64::MAX } else { output.lines.saturating_add(room as u64) };
         let mut waits = !sums;
         let mut write = |text: &Text, value| {
             if output.lines >= bound {
@@ -311,18 +319,19 @@ impl Output<'_> {
         if !self.open {
             return true;
         }
-        let layout = |plain| if self.json { Layout::Json } else { plain };
+        let (file_layout, console_layout) =
+            if self.json { (Layout::Json, Layout::Json) } else { (Layout::File, Layout::Console) };
         if let Some(file) = self.files.iter_mut().find(|sink| sink.file == text.file()) {
             if !file.has_room() {
                 return false;
             }
-            text.write(file.pending(), layout(Layout::File), self.stamp, (value, request_ids));
+            text.write(file.pending(), file_layout, self.stamp, (value, request_ids));
         }
         if let Some(pending) = self.stdout.as_mut().and_then(Stdout::next_line) {
-            text.write(pending, layout(Layout::Console), self.stamp, (value, request_ids));
+            text.write(pending, console_layout, self.stamp, (value, request_ids));
         }
         if let Some(logged) = &mut self.logged {
-            text.write(logged, layout(Layout::Console), self.stamp, (value, request_ids));
+            text.write(logged, console_layout, self.stamp, (value, request_ids));
         }
         self.lines += 1;
         true
@@ -334,7 +343,7 @@ struct Allowance {
     per_second: u32,
     tokens: f64,
     filled: Instant,
-    /// Lines since it was last filled.
+    /// Lines since `filled`.
     used: u64,
 }
 
@@ -350,13 +359,14 @@ impl Allowance {
         }
         let bound = f64::from(self.per_second);
         let grown = (now - self.filled).as_secs_f64() * bound;
-        // Below 0 after all counters were written: those lines exceeded the limit.
+        // Below 0 after all counters were written: their lines exceeded the limit.
         self.tokens = (self.tokens - self.used as f64 + grown).clamp(-bound, bound);
-        (self.filled, self.used) = (now, 0);
+        self.filled = now;
+        self.used = 0;
         self.tokens as usize
     }
 
-    /// Returns the number of lines reserved for samples that would otherwise be lost: half. Lines of counters use only the rest.
+    /// Returns the number of lines reserved for samples that would otherwise be lost: half. Lines of counters use the other half.
     fn kept(&self) -> usize {
         self.per_second as usize / 2
     }

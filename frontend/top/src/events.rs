@@ -27,9 +27,9 @@ pub(crate) enum Lane {
 pub(crate) struct Event {
     pub(crate) lane: Lane,
     pub(crate) text: String,
-    /// How often, for refusals that continue.
+    /// The number of refusals, if they continue.
     count: f64,
-    /// The time of the scrape that first shows it, and of the last one.
+    /// The times of the first and the last scrape that show the event.
     pub(crate) from: Instant,
     to: Instant,
 }
@@ -46,11 +46,15 @@ impl Event {
 
 /// Adds the events of an interval. Refusals that continue are one event.
 pub(crate) fn between(interval: Interval<'_>, events: &mut VecDeque<Event>) {
-    let (before, now) = (interval.before.at, interval.now.at);
+    let before = interval.before.at;
+    let now = interval.now.at;
     for (lane, text, count) in found(interval) {
-        let same = |event: &&mut Event| event.lane == Lane::Refusals && event.text == text && event.to >= before;
-        match events.iter_mut().rev().find(same) {
-            Some(event) => (event.count, event.to) = (event.count + count, now),
+        let mut refusals = events.iter_mut().rev().filter(|event| event.lane == Lane::Refusals);
+        match refusals.find(|event| event.text == text && event.to >= before) {
+            Some(event) => {
+                event.count += count;
+                event.to = now;
+            }
             None => events.push_back(Event { lane, text, count, from: now, to: now }),
         }
     }
@@ -59,16 +63,16 @@ pub(crate) fn between(interval: Interval<'_>, events: &mut VecDeque<Event>) {
 fn found(interval: Interval<'_>) -> Vec<(Lane, String, f64)> {
     let Interval { before, now } = interval;
     let mut found = Vec::new();
-    let started = |scrape: &Scrape| scrape.one(Builtin::ProcessStart);
-    if let (Some(old), Some(new)) = (started(before), started(now))
+    if let (Some(old), Some(new)) = (before.one(Builtin::ProcessStart), now.one(Builtin::ProcessStart))
         && old != new
     {
         return vec![(Lane::Server, "the server was restarted".to_owned(), 1.0)];
     }
-    models(interval, &mut found);
+    models(before, now, &mut found);
     let counted = Counted::new(interval);
-    let failed = |key: &Key| (key.label("result") == "failure").then(|| key.label("change").to_owned());
-    for (change, count) in counted.gains(Builtin::ModelChanges, failed) {
+    let failed_changes = counted
+        .gains(Builtin::ModelChanges, |key| (key.label("result") == "failure").then(|| key.label("change").to_owned()));
+    for (change, count) in failed_changes {
         found.push((Lane::Models, format!("{count} × {change} of a model failed"), count));
     }
     for ((model, version), count) in counted.gains(Builtin::InstanceRestarts, |key| Some(model_key(key))) {
@@ -79,25 +83,27 @@ fn found(interval: Interval<'_>) -> Vec<(Lane, String, f64)> {
             if result == "success" { "metrics.yaml was read again" } else { "a changed metrics.yaml was rejected" };
         found.push((Lane::Server, text.to_owned(), count));
     }
-    let file = |key: &Key| Some((key.label("file").to_owned(), key.label("result").to_owned()));
-    for ((file, result), count) in counted.gains(Builtin::CredentialReloads, file) {
+    let reloads = counted
+        .gains(Builtin::CredentialReloads, |key| Some((key.label("file").to_owned(), key.label("result").to_owned())));
+    for ((file, result), count) in reloads {
         let happened = if result == "success" { "were read again" } else { "were rejected" };
         found.push((Lane::Server, format!("the credentials {file} {happened}"), count));
     }
-    let reason = |key: &Key| Some(key.label("reason").to_owned());
-    let refused = |key: &Key| reason(key).filter(|reason| REFUSALS.contains(&reason.as_str()));
-    for (reason, count) in counted.gains(Builtin::RequestFailures, refused) {
-        found.push((Lane::Refusals, format!("requests failed with {reason}"), count));
+    for (reason, count) in counted.gains(Builtin::RequestFailures, |key| Some(key.label("reason").to_owned())) {
+        if REFUSALS.contains(&reason.as_str()) {
+            found.push((Lane::Refusals, format!("requests failed with {reason}"), count));
+        }
     }
-    for (reason, count) in counted.gains(Builtin::ConnectionsRefused, reason) {
+    for (reason, count) in counted.gains(Builtin::ConnectionsRefused, |key| Some(key.label("reason").to_owned())) {
         found.push((Lane::Refusals, format!("connections were refused: {reason}"), count));
     }
     found
 }
 
 /// Adds loads and unloads.
-fn models(Interval { before, now }: Interval<'_>, found: &mut Vec<(Lane, String, f64)>) {
-    let (old, new) = (ready(before), ready(now));
+fn models(before: &Scrape, now: &Scrape, found: &mut Vec<(Lane, String, f64)>) {
+    let old = ready(before);
+    let new = ready(now);
     for (key @ (model, version), load) in &new {
         let took = load.map_or_else(String::new, |load| format!(" in {}", seconds(Some(load))));
         let text = match old.get(key) {
@@ -128,7 +134,7 @@ fn ready(scrape: &Scrape) -> BTreeMap<ModelKey, Option<f64>> {
     keys.into_iter().map(|key| (key.clone(), loads.get(&key).copied())).collect()
 }
 
-/// Increases of counters, also of those that appear together with their first event.
+/// Increases of counters, also of counters that appear together with their first event.
 struct Counted<'a> {
     interval: Interval<'a>,
     /// Whether a new definition may have made series appear.
@@ -137,11 +143,11 @@ struct Counted<'a> {
 
 impl<'a> Counted<'a> {
     fn new(interval: Interval<'a>) -> Self {
-        let reloads = |scrape: &Scrape| scrape.sum(Builtin::Reloads);
-        Self { interval, redefined: reloads(interval.before) != reloads(interval.now) }
+        let redefined = interval.before.sum(Builtin::Reloads) != interval.now.sum(Builtin::Reloads);
+        Self { interval, redefined }
     }
 
-    /// Returns the increases by `of`, without those of 0.
+    /// Returns the increases above 0 by `of`.
     fn gains<K: Ord>(&self, metric: Builtin, of: impl Fn(&Key) -> Option<K>) -> BTreeMap<K, f64> {
         let mut gains = BTreeMap::new();
         for (key, value) in self.interval.now.list(metric) {

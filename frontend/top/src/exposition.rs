@@ -59,7 +59,7 @@ pub(crate) type Family = Vec<(Arc<Key>, f64)>;
 /// an earlier scrape, which is shared.
 pub(crate) fn parse(text: &str, known: impl Fn(&Key) -> Option<Arc<Key>>) -> HashMap<String, Family> {
     let mut families: HashMap<String, Family> = HashMap::new();
-    for (key, value) in text.lines().filter_map(line) {
+    for (key, value) in text.lines().filter_map(sample) {
         let key = known(&key).unwrap_or_else(|| Arc::new(key));
         match families.get_mut(key.name()) {
             Some(family) => family.push((key, value)),
@@ -70,8 +70,8 @@ pub(crate) fn parse(text: &str, known: impl Fn(&Key) -> Option<Arc<Key>>) -> Has
     families
 }
 
-fn line(line: &str) -> Option<(Key, f64)> {
-    let line = line.trim();
+fn sample(text: &str) -> Option<(Key, f64)> {
+    let line = text.trim();
     if line.starts_with('#') {
         return None;
     }
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     fn one(text: &str) -> (Key, f64) {
-        line(text).unwrap()
+        sample(text).unwrap()
     }
 
     #[test]
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn invalid_lines_are_omitted() {
         for text in ["", "# HELP a b", "a", "a{", "a{b} 1", "a{b=\"c} 1", "a{b=\"c\\", "a x", "a{b=c} 1"] {
-            assert_eq!(line(text), None, "{text}");
+            assert_eq!(sample(text), None, "{text}");
         }
         let families = parse("# TYPE a counter\na{b=\"1\"} 1\nwrong\na{b=\"2\"} 2\nc 3\n", |_| None);
         let values: Vec<f64> = families["a"].iter().map(|(_, value)| *value).collect();

@@ -49,8 +49,8 @@ impl Source {
     pub(crate) async fn scrape(&self) -> Result<String, String> {
         let url = &self.url;
         let scraped = tokio::time::timeout(LIMIT, self.answer()).await;
-        let late = |_| Err(format!("no answer within {} s", LIMIT.as_secs()));
-        scraped.unwrap_or_else(late).map_err(|reason| format!("cannot read {url}: {reason}"))
+        let scraped = scraped.unwrap_or_else(|_| Err(format!("no answer within {} s", LIMIT.as_secs())));
+        scraped.map_err(|reason| format!("cannot read {url}: {reason}"))
     }
 
     async fn answer(&self) -> Result<String, String> {

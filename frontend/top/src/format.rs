@@ -1,17 +1,23 @@
 //! Numbers as text for people, in at most eight characters.
 
-/// What stands for a missing value.
+/// The text for a missing value.
 pub(crate) const NONE: &str = "-";
 
-/// A unit: values from this size on are divided by the factor.
-type Step = (f64, f64, &'static str);
+/// A unit: values from `from` on are divided by `factor`.
+struct Step {
+    from: f64,
+    factor: f64,
+    unit: &'static str,
+}
+
+const fn step(from: f64, factor: f64, unit: &'static str) -> Step {
+    Step { from, factor, unit }
+}
 
 fn with(steps: &[Step], value: Option<f64>) -> String {
     let Some(value) = value.filter(|value| !value.is_nan()) else { return NONE.to_owned() };
-    let fits = |(from, _, _): &&Step| value.abs() >= *from;
-    let (factor, unit) =
-        steps.iter().find(fits).or(steps.last()).map_or((1.0, ""), |(_, factor, unit)| (*factor, *unit));
-    format!("{}{unit}", digits(value / factor))
+    let step = steps.iter().find(|step| value.abs() >= step.from).or(steps.last());
+    step.map_or_else(|| digits(value), |step| format!("{}{}", digits(value / step.factor), step.unit))
 }
 
 /// Formats with three significant digits, without trailing zeros.
@@ -25,46 +31,44 @@ fn digits(value: f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// A number.
 pub(crate) fn number(value: Option<f64>) -> String {
-    with(&[(1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"), (0.0, 1.0, "")], value)
+    with(&[step(1e9, 1e9, "G"), step(1e6, 1e6, "M"), step(1e4, 1e3, "k"), step(0.0, 1.0, "")], value)
 }
 
-/// A number per second.
 pub(crate) fn rate(value: Option<f64>) -> String {
     value.map_or_else(|| NONE.to_owned(), |value| format!("{}/s", number(Some(value))))
 }
 
-/// A duration in seconds.
 pub(crate) fn seconds(value: Option<f64>) -> String {
     if value == Some(0.0) {
         return "0 s".to_owned();
     }
     let steps = [
-        (172_800.0, 86_400.0, " d"),
-        (7200.0, 3600.0, " h"),
-        (120.0, 60.0, " min"),
-        (1.0, 1.0, " s"),
-        (1e-3, 1e-3, " ms"),
-        (0.0, 1e-6, " us"),
+        step(172_800.0, 86_400.0, " d"),
+        step(7200.0, 3600.0, " h"),
+        step(120.0, 60.0, " min"),
+        step(1.0, 1.0, " s"),
+        step(1e-3, 1e-3, " ms"),
+        step(0.0, 1e-6, " us"),
     ];
     with(&steps, value)
 }
 
-/// A number of bytes.
 pub(crate) fn bytes(value: Option<f64>) -> String {
-    let size = |power: i32| 1024f64.powi(power);
+    const KIB: f64 = 1024.0;
+    const MIB: f64 = 1024.0 * KIB;
+    const GIB: f64 = 1024.0 * MIB;
+    const TIB: f64 = 1024.0 * GIB;
     let steps = [
-        (size(4), size(4), " TiB"),
-        (size(3), size(3), " GiB"),
-        (size(2), size(2), " MiB"),
-        (size(1), size(1), " KiB"),
-        (0.0, 1.0, " B"),
+        step(TIB, TIB, " TiB"),
+        step(GIB, GIB, " GiB"),
+        step(MIB, MIB, " MiB"),
+        step(KIB, KIB, " KiB"),
+        step(0.0, 1.0, " B"),
     ];
     with(&steps, value)
 }
 
-/// A share, as percent.
 pub(crate) fn percent(value: Option<f64>) -> String {
     value
         .filter(|value| !value.is_nan())

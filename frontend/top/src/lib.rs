@@ -105,8 +105,10 @@ fn once(scrapes: &Receiver<Answered>, view: &View) -> Result<(), String> {
         let line: String = cells.iter().map(ratatui::buffer::Cell::symbol).collect();
         line.trim_end().to_owned()
     });
-    let cut = (rows == MAX_ROWS).then(|| format!("the page ends here, after {MAX_ROWS} rows"));
-    let lines: Vec<String> = lines.chain(cut).collect();
+    let mut lines: Vec<String> = lines.collect();
+    if rows == MAX_ROWS {
+        lines.push(format!("the page ends here, after {MAX_ROWS} rows"));
+    }
     let used = lines.iter().rposition(|line| !line.is_empty()).map_or(0, |last| last + 1);
     let mut out = io::stdout().lock();
     match writeln!(out, "{}", lines.get(..used).unwrap_or_default().join("\n")).and_then(|()| out.flush()) {
@@ -117,7 +119,8 @@ fn once(scrapes: &Receiver<Answered>, view: &View) -> Result<(), String> {
 }
 
 fn interact(terminal: &mut DefaultTerminal, scrapes: &Receiver<Answered>, view: &mut View) -> io::Result<()> {
-    let (mut history, mut changed) = (History::default(), true);
+    let mut history = History::default();
+    let mut changed = true;
     loop {
         // While paused, the last scrapes wait in the channel, with their times.
         if !view.paused

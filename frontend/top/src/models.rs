@@ -58,7 +58,7 @@ pub(crate) fn models(history: &History) -> Vec<Model> {
     known(now, &levels.load_failed).into_iter().map(|key| model(key, &levels, recent.as_ref())).collect()
 }
 
-/// Returns the models of a scrape: those with loaded versions, and, without a version, those whose load failed.
+/// Returns the models of a scrape: the loaded versions, and, without a version, models whose load failed.
 fn known(scrape: &Scrape, load_failed: &BTreeSet<String>) -> BTreeSet<ModelKey> {
     let families = [SUCCESS, INSTANCES, PENDING];
     let keys = families.iter().flat_map(|family| scrape.list(*family)).map(|(key, _)| model_key(key));
@@ -145,7 +145,8 @@ fn model(key: ModelKey, levels: &Levels, recent: Option<&Recent>) -> Model {
         ..Model::default()
     };
     if let Some(recent) = recent {
-        let (success, request_us) = (level(&recent.success), level(&recent.request_us));
+        let success = level(&recent.success);
+        let request_us = level(&recent.request_us);
         let durations = recent.durations.get(&key);
         model.requests = success.map(|count| count / recent.seconds);
         model.failures = level(&recent.failure).map(|count| count / recent.seconds);

@@ -1,4 +1,4 @@
-//! One scrape, and what changed between two.
+//! One scrape, and the changes between two scrapes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -19,8 +19,7 @@ pub(crate) struct Scrape {
 impl Scrape {
     /// Reads a scrape. The keys of series that `before` has too are shared with it.
     pub(crate) fn new(text: &str, at: Instant, before: Option<&Self>) -> Self {
-        let known = |key: &Key| before?.values.get_key_value(key).map(|(key, _)| key.clone());
-        let families = parse(text, known);
+        let families = parse(text, |key| before?.values.get_key_value(key).map(|(key, _)| key.clone()));
         let values = families.values().flatten().cloned().collect();
         Self { at, families, values }
     }
@@ -129,12 +128,14 @@ impl Interval<'_> {
         metric: Builtin,
         of: impl Fn(&Key) -> K,
     ) -> BTreeMap<K, Distribution> {
-        let bound = |key: &Key| match key.label("le") {
-            "+Inf" => f64::INFINITY,
-            text => text.parse().unwrap_or(f64::NAN),
-        };
         let mut all: BTreeMap<K, Distribution> = BTreeMap::new();
-        let by_bound = self.gains_of(&format!("{}_bucket", metric.name()), |key| (of(key), Bound(bound(key))));
+        let by_bound = self.gains_of(&format!("{}_bucket", metric.name()), |key| {
+            let bound = match key.label("le") {
+                "+Inf" => f64::INFINITY,
+                text => text.parse().unwrap_or(f64::NAN),
+            };
+            (of(key), Bound(bound))
+        });
         for ((key, Bound(bound)), cumulative) in by_bound {
             all.entry(key).or_default().0.push((bound, cumulative));
         }

@@ -15,7 +15,7 @@ use crate::events::Lane;
 use crate::format::{bytes, number, percent, rate, seconds};
 use crate::history::History;
 use crate::models::{Model, models};
-use crate::tables::{Cell, Level, Table, server, tables};
+use crate::tables::{Level, Table, server, tables};
 
 /// A column of the table of models: its head, its width, its text, and its order.
 struct Column {
@@ -42,7 +42,7 @@ const COLUMNS: [Column; 10] = [
 /// The rows of a small table, and of the events.
 const SMALL: u16 = 6;
 
-/// What the user has chosen, and what happened to the last scrape.
+/// The choices of the user, and the error of the last scrape.
 #[derive(Clone, Debug)]
 pub(crate) struct View {
     url: String,
@@ -62,8 +62,17 @@ pub(crate) struct View {
 
 impl View {
     pub(crate) fn new(url: &str, interval: Duration) -> Self {
-        let (ascending, paused, unlimited) = (false, false, false);
-        Self { url: url.to_owned(), interval, sort: 1, ascending, first: 0, room: 1, paused, error: None, unlimited }
+        Self {
+            url: url.to_owned(),
+            interval,
+            sort: 1,
+            ascending: false,
+            first: 0,
+            room: 1,
+            paused: false,
+            error: None,
+            unlimited: false,
+        }
     }
 
     /// Returns the view for a page without a limit of rows.
@@ -93,16 +102,16 @@ impl View {
     }
 
     fn order(&self, a: &Model, b: &Model) -> Ordering {
-        let by_name = || (&a.name, &a.version).cmp(&(&b.name, &b.version));
+        let by_name = (&a.name, &a.version).cmp(&(&b.name, &b.version));
         let column = self.sort.checked_sub(1).and_then(|at| COLUMNS.get(at));
         let order = match column {
-            None => by_name().reverse(),
+            None => by_name.reverse(),
             Some(column) => {
                 let value = |model: &Model| (column.value)(model).unwrap_or(f64::NEG_INFINITY);
                 value(a).total_cmp(&value(b))
             }
         };
-        (if self.ascending { order } else { order.reverse() }).then_with(by_name)
+        (if self.ascending { order } else { order.reverse() }).then(by_name)
     }
 }
 
@@ -140,11 +149,11 @@ pub(crate) fn draw(frame: &mut Frame<'_>, history: &History, view: &mut View) {
     parts.push(Constraint::Length(height(events.len().max(1)) + 1));
     parts.push(Constraint::Length(1));
     let areas = Layout::vertical(parts).split(frame.area());
-    let mut areas = areas.iter().copied();
-    let mut next = || areas.next().unwrap_or_default();
+    let mut remaining = areas.iter().copied();
+    let mut next = || remaining.next().unwrap_or_default();
     frame.render_widget(Paragraph::new(head(history, view)), next());
     frame.render_widget(Paragraph::new(figures(history, &all)).wrap(Wrap { trim: true }), next());
-    draw_models(frame, next(), (&all, view));
+    draw_models(frame, next(), &all, view);
     for table in &small {
         draw_table(frame, next(), table);
     }
@@ -211,7 +220,7 @@ fn shortened(name: &str, width: u16) -> String {
     }
 }
 
-fn draw_models(frame: &mut Frame<'_>, area: Rect, (models, view): (&[Model], &mut View)) {
+fn draw_models(frame: &mut Frame<'_>, area: Rect, models: &[Model], view: &mut View) {
     view.room = usize::from(area.height.saturating_sub(1)).max(1);
     view.first = view.first.min(models.len().saturating_sub(view.room));
     let arrow = |at: usize| match (view.sort == at && !view.unlimited, view.ascending) {
@@ -225,7 +234,7 @@ fn draw_models(frame: &mut Frame<'_>, area: Rect, (models, view): (&[Model], &mu
     heads.extend(COLUMNS.iter().zip(1..).map(|(column, at)| right(format!("{}{}", column.head, arrow(at)))));
     let others: u16 = COLUMNS.iter().map(|column| column.width + 1).sum();
     let names = area.width.saturating_sub(others + 2 * (NUMBERS + 1)).max(NAMES);
-    // A row takes kilobytes, so only those on the screen are made.
+    // A row takes kilobytes, so only the rows on the screen are made.
     let rows = models.iter().skip(view.first).take(view.room).map(|model| {
         let ready = match (model.ready, model.instances) {
             (Some(ready), Some(all)) => format!("{}/{}", number(Some(ready)), number(Some(all))),
@@ -248,11 +257,14 @@ fn draw_table(frame: &mut Frame<'_>, area: Rect, table: &Table) {
     let text = |at: usize, text: String| {
         Text::from(text).alignment(if at < texts { Alignment::Left } else { Alignment::Right })
     };
-    let cell = |(at, (content, level)): (usize, &Cell)| text(at, content.clone()).style(style(*level));
     let heads = table.heads.iter().enumerate().map(|(at, head)| text(at, (*head).to_owned()));
-    let rows = table.rows.iter().map(|row| Row::new(row.iter().enumerate().map(cell).collect::<Vec<_>>()));
-    let width = |at| if at < texts { Constraint::Min(16) } else { Constraint::Length(16) };
-    let widths = (0..table.heads.len()).map(width);
+    let rows = table.rows.iter().map(|row| {
+        let cells = row.iter().enumerate();
+        let cells = cells.map(|(at, (content, level))| text(at, content.clone()).style(style(*level)));
+        Row::new(cells.collect::<Vec<_>>())
+    });
+    let columns = 0..table.heads.len();
+    let widths = columns.map(|at| if at < texts { Constraint::Min(16) } else { Constraint::Length(16) });
     let head =
         Row::new(heads.collect::<Vec<_>>()).style(Style::new().add_modifier(Modifier::BOLD | Modifier::UNDERLINED));
     frame.render_widget(widgets::Table::new(rows, widths).header(head).column_spacing(1), area);
@@ -261,7 +273,7 @@ fn draw_table(frame: &mut Frame<'_>, area: Rect, table: &Table) {
 /// Returns a line for each event, latest first.
 fn events(history: &History) -> Vec<Line<'static>> {
     let now = history.latest().map_or(Instant::default(), |now| now.at);
-    let line = |event: &crate::events::Event| {
+    let lines = history.events().map(|event| {
         let color = match event.lane {
             Lane::Server => Color::Gray,
             Lane::Models => Color::Blue,
@@ -270,8 +282,8 @@ fn events(history: &History) -> Vec<Line<'static>> {
         };
         let ago = format!("{:>8} ago  ", seconds(Some((now - event.from).as_secs_f64().round())));
         Line::from(vec![Span::from(ago).dark_gray(), Span::from(event.shown()).fg(color)])
-    };
-    history.events().map(line).collect()
+    });
+    lines.collect()
 }
 
 #[cfg(test)]

@@ -36,7 +36,8 @@ fn plain(texts: Vec<String>) -> Vec<Cell> {
 
 /// Returns the tables that have rows.
 pub(crate) fn tables(history: &History) -> Vec<Table> {
-    let (Some(now), recent) = (history.latest(), history.recent()) else { return Vec::new() };
+    let Some(now) = history.latest() else { return Vec::new() };
+    let recent = history.recent();
     let all = [objectives(now, recent), streams(now, recent), tenants(now, recent)];
     all.into_iter().filter(|table| !table.rows.is_empty()).collect()
 }
@@ -49,9 +50,10 @@ pub(crate) fn server(history: &History, models: &[Model]) -> Vec<(&'static str, 
         let mut values = models.iter().filter_map(of).peekable();
         values.peek().is_some().then(|| values.sum::<f64>())
     };
-    let (requests, failures) = (sum(|model| model.requests), sum(|model| model.failures));
+    let requests = sum(|model| model.requests);
     // Failures that no model counts, such as malformed requests, are in this family only.
-    let failures = recent.and_then(|recent| recent.rate(Builtin::RequestFailures)).or(failures);
+    let all_failures = recent.and_then(|recent| recent.rate(Builtin::RequestFailures));
+    let failures = all_failures.or_else(|| sum(|model| model.failures));
     let all = recent.and_then(|recent| recent.rate(Builtin::Requests)).or(requests);
     let share = quotient(failures, all).unwrap_or_default();
     let failing = if share >= 0.05 {
@@ -63,7 +65,8 @@ pub(crate) fn server(history: &History, models: &[Model]) -> Vec<(&'static str, 
     };
     let duration = recent.and_then(|recent| recent.distributions(Builtin::RequestHistogram, |_| ()).remove(&()));
     let p99 = duration.and_then(|duration| duration.quantile(0.99));
-    let (ready, instances) = (sum(|model| model.ready), sum(|model| model.instances));
+    let ready = sum(|model| model.ready);
+    let instances = sum(|model| model.instances);
     let ill = if ready < instances { Level::Warning } else { Level::Plain };
     let resident =
         sum(|model| model.memory).map_or(0.0, |workers| workers) + now.one(Builtin::ProcessMemory).unwrap_or_default();
@@ -117,26 +120,30 @@ fn gpus(now: &Scrape) -> Vec<(&'static str, Cell)> {
 }
 
 /// Objective, indicator, model and version.
-fn slo_key(key: &Key) -> (String, String, String, String) {
+type SloKey = (String, String, String, String);
+
+fn slo_key(key: &Key) -> SloKey {
     let (model, version) = model_key(key);
     (key.label("slo").to_owned(), key.label("sli").to_owned(), model, version)
 }
 
 fn objectives(now: &Scrape, recent: Option<Interval<'_>>) -> Table {
     let gains = |metric| recent.map_or_else(BTreeMap::new, |recent| recent.gains(metric, slo_key));
-    let (good, all) = (gains(Builtin::SloGoodRequests), gains(Builtin::SloRequests));
+    let good = gains(Builtin::SloGoodRequests);
+    let all = gains(Builtin::SloRequests);
     let shares = now.sums(Builtin::SloObjective, slo_key);
     let limits = now.sums(Builtin::SloThreshold, slo_key);
-    let row = |(key, budget): (&(String, String, String, String), f64)| {
-        let share = shares.get(key).copied();
-        let met = quotient(good.get(key).copied(), all.get(key).copied());
+    let mut rows: Vec<(f64, Vec<Cell>)> = Vec::new();
+    for (key, budget) in now.sums(Builtin::SloBudget, slo_key) {
+        let share = shares.get(&key).copied();
+        let met = quotient(good.get(&key).copied(), all.get(&key).copied());
         let burn = quotient(met.map(|met| 1.0 - met), share.map(|share| 1.0 - share));
         let level = match (budget <= 0.0, burn.unwrap_or_default() > 1.0) {
             (true, _) => Level::Bad,
             (_, true) => Level::Warning,
             _ => Level::Plain,
         };
-        let limit = limits.get(key).map_or_else(String::new, |limit| format!(" in {}", seconds(Some(*limit))));
+        let limit = limits.get(&key).map_or_else(String::new, |limit| format!(" in {}", seconds(Some(*limit))));
         let (slo, sli, model, version) = key;
         let texts = [
             format!("{slo} {sli}"),
@@ -146,10 +153,8 @@ fn objectives(now: &Scrape, recent: Option<Interval<'_>>) -> Table {
             number(burn),
             percent(Some(budget)),
         ];
-        (burn.unwrap_or_default(), texts.map(|text| (text, level)).to_vec())
-    };
-    let budgets = now.sums(Builtin::SloBudget, slo_key);
-    let mut rows: Vec<(f64, Vec<Cell>)> = budgets.iter().map(|(key, budget)| row((key, *budget))).collect();
+        rows.push((burn.unwrap_or_default(), texts.map(|text| (text, level)).to_vec()));
+    }
     rows.sort_by(|(a, _), (b, _)| b.total_cmp(a));
     let heads = &["objective", "model", "required", "good", "burn", "budget left"];
     Table { title: "objectives", heads, rows: rows.into_iter().map(|(_, row)| row).collect() }
@@ -164,19 +169,20 @@ fn tenants(now: &Scrape, recent: Option<Interval<'_>>) -> Table {
     let mut all: Vec<(String, f64)> = now.sums(Builtin::TenantRequests, tenant).into_iter().collect();
     let cost = |tenant: &str| compute.get(tenant).copied().unwrap_or_default();
     all.sort_by(|(a, _), (b, _)| cost(b).total_cmp(&cost(a)));
-    let row = |(tenant, total): (String, f64)| {
+    let mut rows = Vec::new();
+    for (tenant, total) in all {
         let per_second = |of: &BTreeMap<String, f64>| rate(quotient(of.get(&tenant).copied(), seconds_of));
-        plain(vec![
+        rows.push(plain(vec![
             tenant.clone(),
             per_second(&requests),
             per_second(&failures),
             seconds(compute.get(&tenant).copied()),
             seconds(queue.get(&tenant).copied()),
             number(Some(total)),
-        ])
-    };
+        ]));
+    }
     let heads = &["tenant", "requests", "failures", "compute", "queue", "requests in all"];
-    Table { title: "tenants", heads, rows: all.into_iter().map(row).collect() }
+    Table { title: "tenants", heads, rows }
 }
 
 fn streams(now: &Scrape, recent: Option<Interval<'_>>) -> Table {
@@ -188,11 +194,12 @@ fn streams(now: &Scrape, recent: Option<Interval<'_>>) -> Table {
     let between = recent.distributions(Builtin::StreamInterval, model_key);
     let responses = recent.gains(RESPONSES, model_key);
     let sizes = recent.gains(Builtin::StreamResponseBytes, model_key);
-    let row = |key| {
+    let mut rows = Vec::new();
+    for key in keys {
         let at = |q, of: &BTreeMap<_, Distribution>| seconds(of.get(&key).and_then(|found| found.quantile(q)));
         let per_second = |of: &BTreeMap<_, f64>| of.get(&key).map(|count| count / recent.seconds());
         let size = per_second(&sizes).map_or_else(|| NONE.to_owned(), |size| format!("{}/s", bytes(Some(size))));
-        plain(vec![
+        rows.push(plain(vec![
             format!("{}/{}", key.0, key.1),
             at(0.5, &first),
             at(0.99, &first),
@@ -200,7 +207,7 @@ fn streams(now: &Scrape, recent: Option<Interval<'_>>) -> Table {
             at(0.99, &between),
             rate(per_second(&responses)),
             size,
-        ])
-    };
-    Table { title: "streams", heads, rows: keys.map(row).collect() }
+        ]));
+    }
+    Table { title: "streams", heads, rows }
 }

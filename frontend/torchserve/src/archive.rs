@@ -4,7 +4,6 @@
 mod fetch;
 mod keep;
 mod manifest;
-mod pieces;
 mod requirements;
 pub(crate) mod unpack;
 
@@ -110,16 +109,17 @@ pub fn open(
     exiting: &watch::Receiver<bool>,
 ) -> Result<Archive, Refused> {
     let found = find(settings, url, asked.at_start, exiting)?;
-    let opened = opened(settings, (url, asked), &found, exiting);
+    let opened = open_found(settings, url, asked, &found, exiting);
     if let (Err(_), Some(kept)) = (&opened, &found.kept) {
         kept.remove();
     }
     opened
 }
 
-fn opened(
+fn open_found(
     settings: &Settings,
-    (url, asked): (&str, &RegistrationParameters),
+    url: &str,
+    asked: &RegistrationParameters,
     found: &Found,
     exiting: &watch::Receiver<bool>,
 ) -> Result<Archive, Refused> {
@@ -138,12 +138,12 @@ fn opened(
     Ok(archive)
 }
 
-/// Returns the source of an archive's code. Files of the model store are the operator's, except those that were downloaded for a
-/// request, and so is what the configuration of the server names. A snapshot also names what requests have registered.
+/// Returns the source of an archive's code. Files of the model store are the operator's, except downloads for a request. Archives
+/// that the configuration of the server names are the operator's too, but not archives of a snapshot: requests may have registered them.
 fn origin(settings: &Settings, found: &Found, at_start: bool) -> CodeOrigin {
-    let canonical = |path: &Path| path.canonicalize().ok();
-    let store = settings.model_store.as_deref().and_then(canonical);
-    let is_inside = canonical(&found.path).zip(store).is_some_and(|(path, store)| path.starts_with(store));
+    let store = settings.model_store.as_ref().and_then(|store| store.canonicalize().ok());
+    let path = found.path.canonicalize().ok();
+    let is_inside = path.zip(store).is_some_and(|(path, store)| path.starts_with(store));
     if keep::came_by_request(&found.path) {
         CodeOrigin::Request
     } else if is_inside {
@@ -153,7 +153,7 @@ fn origin(settings: &Settings, found: &Found, at_start: bool) -> CodeOrigin {
     }
 }
 
-/// Returns the source of what a registration names outside of the model store.
+/// Returns the source of code outside of the model store.
 fn of_registration(settings: &Settings, at_start: bool) -> CodeOrigin {
     if at_start && settings.snapshot.is_none() { CodeOrigin::Operator } else { CodeOrigin::Request }
 }
@@ -190,13 +190,13 @@ fn find(settings: &Settings, url: &str, at_start: bool, exiting: &watch::Receive
     }
     if is_remote(url) {
         allow(settings, url, url)?;
-        let allowed = |place: &str| allow(settings, url, place);
-        return fetched(settings, url, at_start, |file| fetch::fetch(url, file, exiting, allowed));
+        return fetched(settings, url, at_start, |file| {
+            fetch::fetch(url, file, exiting, |place| allow(settings, url, place))
+        });
     }
-    let missing = || Refused::not_found(format!("Model not found at: {url}"));
     if let Some(path) = file_url(url) {
         allow(settings, url, url)?;
-        // The patterns were compared with the path as written: an encoded slash would add a directory that they do not see.
+        // The patterns were compared with the path as written: an encoded slash would add a directory that no pattern sees.
         if url.to_ascii_lowercase().contains("%2f") {
             return Err(relative(url));
         }
@@ -225,7 +225,7 @@ fn find(settings: &Settings, url: &str, at_start: bool, exiting: &watch::Receive
         return Ok(Found { name, ..Found::at(stored) });
     }
     if path.is_absolute() {
-        // Before the path is looked at: whether it exists is not said of one that is not allowed.
+        // Checked first: an error must not tell whether a path that is not allowed exists.
         allow(settings, url, &format!("file://{url}"))?;
         if path.exists() {
             return Ok(Found::at(path));
@@ -237,12 +237,11 @@ fn find(settings: &Settings, url: &str, at_start: bool, exiting: &watch::Receive
     match stored {
         _ if path.is_relative() && store.join(path).exists() => Ok(Found::at(store.join(path))),
         Some((name, stored)) if stored.exists() => Ok(Found { name: Some(name), ..Found::at(stored) }),
-        _ => Err(missing()),
+        _ => Err(Refused::not_found(format!("Model not found at: {url}"))),
     }
 }
 
-/// Returns the name that TorchServe takes of a path, its last part, and where the model store has it or could have it; `None` for
-/// a URL.
+/// Returns the last part of a path, which is TorchServe's name of the file, and its place in the model store; `None` for a URL.
 fn in_store(settings: &Settings, url: &str) -> Option<(String, PathBuf)> {
     let path = Some(url).filter(|url| !url.contains("://"))?;
     let name = path.rsplit(['/', '\\']).next().filter(|name| !name.is_empty() && *name != ".")?;
@@ -255,11 +254,11 @@ pub(super) fn is_in_store(settings: &Settings, url: &str) -> bool {
     let path = file_url(url).unwrap_or_else(|| store.join(url));
     // The entry itself may be a link of the operator.
     let above = path.parent().and_then(|above| above.canonicalize().ok());
-    let is_within = |above: PathBuf| store.canonicalize().is_ok_and(|store| above.starts_with(store));
-    !names_parent(url) && above.is_some_and(is_within)
+    let store = store.canonicalize().ok();
+    !names_parent(url) && above.zip(store).is_some_and(|(above, store)| above.starts_with(store))
 }
 
-/// Returns whether a part of the URL is `..`, as written or percent-encoded: both mean the same (RFC 3986, 6.2.2.2). Such a URL leads
+/// Returns whether a part of the URL is `..`, as written or percent-encoded: both are equivalent (RFC 3986, 6.2.2.2). Such a URL leads
 /// out of a directory that a pattern of `allowed_urls` names.
 fn names_parent(url: &str) -> bool {
     let has_parent = |text: &str| text.split(['/', '\\']).any(|part| part == "..");
@@ -278,12 +277,12 @@ fn is_remote(url: &str) -> bool {
 /// Returns the path of a `file://` URL.
 fn file_url(url: &str) -> Option<PathBuf> {
     let scheme = url.get(.."file://".len()).filter(|scheme| scheme.eq_ignore_ascii_case("file://"))?;
-    let path = url.get(scheme.len()..).unwrap_or_default();
-    let path = percent_decode_str(path.strip_prefix("localhost").unwrap_or(path)).decode_utf8_lossy();
+    let rest = url.get(scheme.len()..).unwrap_or_default();
+    let path = percent_decode_str(rest.strip_prefix("localhost").unwrap_or(rest)).decode_utf8_lossy();
     Some(PathBuf::from(&*path))
 }
 
-/// Returns where the archive should be on this machine; `None` for an archive that is downloaded.
+/// Returns the path of an archive on this machine, whether or not it exists; `None` for an archive that is downloaded.
 pub(super) fn local_path(settings: &Settings, url: &str) -> Option<PathBuf> {
     if is_remote(url) {
         return None;
@@ -321,7 +320,7 @@ fn fetched(
             let kept = part.finish().map_err(not_saved)?;
             Ok(Found { name: Some(name), kept: Some(kept), ..Found::at(known) })
         }
-        // The last kind is that of a file system without extended attributes.
+        // The last kind means a file system without extended attributes.
         Err(error)
             if matches!(
                 error.kind(),
@@ -343,20 +342,22 @@ fn fetched(
     }
 }
 
-/// Returns an error if `whole`, which `url` names or redirects to, names a parent directory, or if no pattern of `allowed_urls`
-/// matches it.
-fn allow(settings: &Settings, url: &str, whole: &str) -> Result<(), Refused> {
-    if names_parent(whole) {
+/// Checks a place that `url` names or redirects to.
+///
+/// # Errors
+/// The place has a parent directory in its path, or matches no pattern of `allowed_urls`.
+fn allow(settings: &Settings, url: &str, place: &str) -> Result<(), Refused> {
+    if names_parent(place) {
         return Err(relative(url));
     }
-    if settings.allowed_urls.iter().any(|pattern| pattern.is_match(whole)) {
+    if settings.allowed_urls.iter().any(|pattern| pattern.is_match(place)) {
         return Ok(());
     }
     Err(Refused::invalid_url(format!("Given URL {url} does not match any allowed URL(s)")))
 }
 
-/// Opens a file that a registration names. One that a request has chosen is opened with the rights of the user that will get its
-/// content.
+/// Opens a file that a registration names. A file that a request has chosen is opened with the rights of the user whose processes will
+/// get its content.
 fn open_source(settings: &Settings, path: &Path, origin: CodeOrigin) -> io::Result<File> {
     match settings.pip.user.as_ref().filter(|_| origin == CodeOrigin::Request) {
         Some(user) => user.open(path),
@@ -366,14 +367,14 @@ fn open_source(settings: &Settings, path: &Path, origin: CodeOrigin) -> io::Resu
 
 fn unpacked(settings: &Settings, url: &str, found: &Found, origin: CodeOrigin) -> Result<Unpacked, Refused> {
     let refused = |why: String| Refused::invalid_model(format!("The archive '{url}' cannot be used: {why}"));
-    // The server's own file after a download.
+    // A download is the server's own file.
     let chosen = if found.is_downloaded() { CodeOrigin::Operator } else { origin };
     let path = &found.path;
     if !fs::metadata(path).is_ok_and(|file| file.is_file()) {
         return Err(refused(format!("'{}' is neither a regular file nor a directory", path.display())));
     }
-    let file = open_source(settings, path, chosen);
-    let file = file.map_err(|error| refused(format!("cannot read the archive: {error}")))?;
+    let file =
+        open_source(settings, path, chosen).map_err(|error| refused(format!("cannot read the archive: {error}")))?;
     let mut directory = new_directory(settings)?;
     unpack::unpack(&file, path, directory.path(), &unpack::Limits::of(&file)).map_err(refused)?;
     directory.root = within(&directory.root);

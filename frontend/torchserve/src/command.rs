@@ -1,5 +1,5 @@
-//! `pharos torchserve`: TorchServe's launcher. Stops a server, starts one in the background, or returns what this process should
-//! serve.
+//! `pharos torchserve`: TorchServe's launcher. Stops a server, starts a server in the background, or returns the plan of a server in
+//! this process.
 
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
@@ -23,7 +23,7 @@ const VERSION: &str = "0.12.0";
 /// The class of TorchServe's server. `sagemaker-pytorch-inference-toolkit` waits for a process that has this argument.
 const MAIN_CLASS: &str = "org.pytorch.serve.ModelServer";
 
-/// How long the launcher watches a background server. If the server exits within this time, the launcher fails too.
+/// The time for which the launcher watches a background server. If the server exits within this time, the launcher fails too.
 const WATCHED: Duration = Duration::from_millis(500);
 
 /// The configuration of a server in the foreground.
@@ -60,7 +60,7 @@ impl<O> Plan<O> {
     }
 }
 
-/// What remains to be done after handling the arguments.
+/// The next step after the arguments are handled.
 #[derive(Debug)]
 pub enum Step<O> {
     /// Exit: everything is done.
@@ -91,8 +91,7 @@ pub fn run<E: Executable>(arguments: &Arguments, executable: &E) -> Result<Step<
     if pid::running().is_ok() && !is_background() {
         return Err("TorchServe is already running, please use torchserve --stop to stop TorchServe.".to_owned());
     }
-    let variables = |name: &str| std::env::var_os(name);
-    let configuration = Configuration::read(arguments, &variables)?;
+    let configuration = Configuration::read(arguments, &|name: &str| std::env::var_os(name))?;
     if arguments.foreground {
         return plan(arguments, configuration, executable).map(|plan| Step::Serve(Box::new(plan)));
     }

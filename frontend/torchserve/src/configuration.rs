@@ -29,15 +29,14 @@ impl Configuration {
         let mut found = Self::default();
         if let Some(file) = found.file(arguments, variables)? {
             let shown = file.display();
-            let text = fs::read(&file).map_err(|error| format!("cannot read '{shown}': {error}"))?;
+            let bytes = fs::read(&file).map_err(|error| format!("cannot read '{shown}': {error}"))?;
             // Java reads these files as Latin-1, but in practice most are UTF-8.
             let text =
-                String::from_utf8(text).unwrap_or_else(|error| error.as_bytes().iter().map(|b| *b as char).collect());
-            let wrong = |error: String| format!("'{shown}': {error}");
-            found.properties = properties::parse(&text).map_err(wrong)?;
+                String::from_utf8(bytes).unwrap_or_else(|error| error.as_bytes().iter().map(|b| *b as char).collect());
+            found.properties = properties::parse(&text).map_err(|error| format!("'{shown}': {error}"))?;
             for (key, value) in &mut found.properties {
-                let variable = |name: &str| Some(variables(name)?.to_string_lossy().into_owned());
-                *value = properties::expand(value, variable).map_err(|error| format!("'{shown}', {key}: {error}"))?;
+                *value = properties::expand(value, |name| Some(variables(name)?.to_string_lossy().into_owned()))
+                    .map_err(|error| format!("'{shown}', {key}: {error}"))?;
             }
             found.note(false, format!("read configuration from '{shown}'"));
         }

@@ -63,7 +63,7 @@ pub struct Deployment {
     pub response_timeout: u32,
     /// The timeout of loading the model, in seconds.
     pub startup_timeout: u32,
-    /// How long a worker that dies is restarted, in seconds.
+    /// The time for which a worker that dies is restarted, in seconds.
     pub max_retry_timeout: u32,
     /// The timeout of a request in milliseconds; 0 for none.
     pub client_timeout: u32,
@@ -102,10 +102,11 @@ impl Deployment {
     ) -> Result<Self, Refused> {
         let model_name = asked.model_name.clone().unwrap_or_else(|| archive.model_name.clone());
         pharos::repository::check_model_name(&model_name).map_err(Refused::bad_request)?;
-        let handler = asked.handler.clone().or_else(|| archive.handler.clone());
-        let handler = handler.or_else(|| settings.default_handler.clone()).ok_or_else(|| {
-            Refused::bad_request(format!("The archive '{}' names no handler; set the parameter handler", archive.url))
-        })?;
+        let named = asked.handler.as_ref().or(archive.handler.as_ref()).or(settings.default_handler.as_ref());
+        let Some(handler) = named.cloned() else {
+            let text = format!("The archive '{}' names no handler; set the parameter handler", archive.url);
+            return Err(Refused::bad_request(text));
+        };
         let yaml = &archive.yaml;
         let configured = match settings.model_properties(&model_name, &archive.version) {
             Some(properties) => yaml.model.or(&properties.model),
@@ -167,7 +168,7 @@ impl Deployment {
         }
     }
 
-    /// Whether a request of a sequence may enter the batch while the previous one is still streaming its response.
+    /// Returns whether a request of a sequence may enter the batch while the previous one is still streaming its response.
     pub fn overlaps(&self) -> bool {
         self.continuous && self.sequence.is_some()
     }
@@ -191,10 +192,13 @@ fn workers(
     asked: &RegistrationParameters,
     configured: &ModelParameters,
 ) -> Result<(u32, u32), String> {
-    let default = || if asked.at_start { settings.default_workers() } else { settings.configured_workers };
     // The most workers of a registration belong to its number of workers.
     let source = if asked.model.min_workers.is_some() { &asked.model } else { configured };
-    let min = source.min_workers.unwrap_or_else(default);
+    let min = match source.min_workers {
+        Some(min) => min,
+        None if asked.at_start => settings.default_workers(),
+        None => settings.configured_workers,
+    };
     if min > MAX_INSTANCES {
         return Err(format!(
             "The number of workers is {min} (initial_workers, minWorkers or default_workers_per_model); allowed are 0 to \
@@ -225,22 +229,28 @@ fn sequence(yaml: &ModelYaml) -> Option<Sequence> {
     })
 }
 
-/// Whether the handler streams its response: as set in `model-config.yaml`, else whether its code calls the streaming function.
+/// Returns whether the handler streams its response: as set in `model-config.yaml`, else whether its code calls the streaming function.
 fn streaming(archive: &Archive) -> bool {
     const CALL: &str = "send_intermediate_predict_response";
     /// The longest part of a file that is searched.
     const MOST_SOURCE: u64 = 16 << 20;
-    let calls = || {
-        let entries = std::fs::read_dir(archive.directory.path()).into_iter().flatten().flatten();
-        let mut sources = entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == "py"));
-        let source = |path: &Path| match archive.directory.is_own() {
+    if let Some(streaming) = archive.yaml.streaming {
+        return streaming;
+    }
+    let entries = std::fs::read_dir(archive.directory.path()).into_iter().flatten().flatten();
+    let sources = entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == "py"));
+    for path in sources {
+        let source = match archive.directory.is_own() {
             // Code of a package may have made something else with such a name, for example a link or a pipe.
-            true => directories::read_within(path, MOST_SOURCE).ok().flatten(),
-            false => path.is_file().then(|| std::fs::read_to_string(path).ok()).flatten(),
+            true => directories::read_within(&path, MOST_SOURCE).ok().flatten(),
+            false if path.is_file() => std::fs::read_to_string(&path).ok(),
+            false => None,
         };
-        sources.any(|path| source(&path).is_some_and(|source| source.contains(CALL)))
-    };
-    archive.yaml.streaming.unwrap_or_else(calls)
+        if source.is_some_and(|source| source.contains(CALL)) {
+            return true;
+        }
+    }
+    false
 }
 
 #[cfg(test)]

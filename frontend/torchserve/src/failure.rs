@@ -7,7 +7,7 @@ use super::Refused;
 /// The prefix of a worker's error message that sets a status other than 503.
 const STATUS: &str = "HTTP ";
 
-/// How a worker process ended that was executing a request.
+/// The end of a worker process that was executing a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// Killed by a signal from the system, as the out-of-memory killer does.
@@ -43,8 +43,8 @@ fn by_reason(error: &InferError, (model, version): (&str, &str), end: impl FnOnc
         Reason::InstanceLost => worker_died(end()),
         Reason::Timeout if error.code == ErrorCode::InvalidArg => kind(408, "RequestTimeoutException"),
         Reason::Timeout => {
-            let message = format!("The request waited longer than clientTimeoutInMills allows: {message}");
-            Refused::new(408, "RequestTimeoutException", message)
+            let text = format!("The request waited longer than clientTimeoutInMills allows: {message}");
+            Refused::new(408, "RequestTimeoutException", text)
         }
         Reason::TooLarge => kind(413, "BadRequestException"),
         Reason::Malformed | Reason::Invalid | Reason::Unsupported | Reason::SharedMemory => {
@@ -68,8 +68,8 @@ pub fn worker_died(end: End) -> Refused {
 
 /// Splits a worker's message into the status that it sets and the rest. A status below 200 would not end the response.
 fn with_status(message: &str) -> (u16, &str) {
-    let given = message.strip_prefix(STATUS).and_then(|rest| rest.split_once(": "));
-    let given = given.and_then(|(status, text)| Some((status.parse().ok()?, text)));
+    let parts = message.strip_prefix(STATUS).and_then(|rest| rest.split_once(": "));
+    let given = parts.and_then(|(status, text)| Some((status.parse().ok()?, text)));
     given.filter(|(status, _)| (200..=999).contains(status)).unwrap_or((503, message))
 }
 

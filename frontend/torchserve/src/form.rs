@@ -59,12 +59,11 @@ fn media_type(content_type: &str) -> &str {
 /// Decodes the pairs of a query or of a URL-encoded form.
 pub fn pairs(text: &str) -> Vec<Part> {
     let decode = |text: &str| percent_decode_str(&text.replace('+', " ")).collect::<Vec<u8>>();
-    let pairs = text.split('&').filter(|pair| !pair.is_empty());
-    let part = |pair: &str| {
+    let pairs = text.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         Part::bare(String::from_utf8_lossy(&decode(name)).into_owned(), decode(value))
-    };
-    pairs.map(part).collect()
+    });
+    pairs.collect()
 }
 
 async fn multipart(boundary: String, body: Bytes) -> Result<Vec<Part>, Refused> {
@@ -88,7 +87,7 @@ async fn multipart(boundary: String, body: Bytes) -> Result<Vec<Part>, Refused> 
 /// Refuses a request with more than `MAX_PARTS` parts, since each needs much more memory than its bytes.
 ///
 /// # Errors
-/// There are more.
+/// The request has more parts.
 pub fn check_parts(count: usize) -> Result<(), Refused> {
     match count {
         0..=MAX_PARTS => Ok(()),
@@ -102,8 +101,10 @@ pub fn join(parts: &[Part]) -> Option<(Vec<u8>, Value)> {
     let mut data = Vec::with_capacity(length + 4);
     data.extend_from_slice(&u32::try_from(length).ok()?.to_le_bytes());
     parts.iter().for_each(|part| data.extend_from_slice(&part.data));
-    let part = |part: &Part| json!({ "name": part.name, "content_type": part.content_type, "length": part.data.len() });
-    Some((data, parts.iter().map(part).collect()))
+    let descriptions = parts
+        .iter()
+        .map(|part| json!({ "name": part.name, "content_type": part.content_type, "length": part.data.len() }));
+    Some((data, descriptions.collect()))
 }
 
 #[cfg(test)]

@@ -36,7 +36,7 @@ pub fn texts(text: &str) {
     }
 }
 
-/// Splits a body into parts. The data of all parts is that of the element for the worker.
+/// Splits a body into parts. The data of all parts together is the element for the worker.
 pub async fn form(content_type: &str, body: Bytes) {
     let Ok(parts) = parts(content_type, body).await else { return };
     let Some((element, description)) = join(&parts) else { return };

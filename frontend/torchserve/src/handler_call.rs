@@ -14,8 +14,8 @@ use bytes::Bytes;
 
 use super::form::{self, Part};
 
-/// The headers that frame a response or belong to the connection. Those of a handler are dropped, as TorchServe replaces them: with
-/// another length than the body's, a client would take the rest of a response for the next one.
+/// The headers that frame a response or belong to the connection. A handler's values are dropped, as TorchServe replaces them: with
+/// another length than the body's, a client would take the rest of a response for the next response.
 const OF_CONNECTION: [HeaderName; 6] = [CONNECTION, CONTENT_LENGTH, TE, TRAILER, TRANSFER_ENCODING, UPGRADE];
 
 /// A call of a handler, without the parts of the body.
@@ -49,12 +49,12 @@ fn title_case(name: &str) -> String {
         return name.to_owned();
     }
     let mut begins = true;
-    let capital = |c: char| {
-        let shown = if begins { c.to_ascii_uppercase() } else { c };
+    let mut title = String::with_capacity(name.len());
+    for c in name.chars() {
+        title.push(if begins { c.to_ascii_uppercase() } else { c });
         begins = c == '-';
-        shown
-    };
-    name.chars().map(capital).collect()
+    }
+    title
 }
 
 /// Creates the request to the engine. `None` if the parts are too long.
@@ -106,7 +106,7 @@ fn latin_1(value: &str) -> Result<HeaderValue, InvalidHeaderValue> {
 /// Checks the size of a body against `max_response_size`, in bytes.
 ///
 /// # Errors
-/// It is larger.
+/// The body is larger.
 pub fn check_size(body: &Bytes, most: u64) -> Result<(), InferError> {
     if body.len() as u64 <= most {
         return Ok(());
@@ -121,8 +121,8 @@ pub fn check_size(body: &Bytes, most: u64) -> Result<(), InferError> {
 /// The worker's response is malformed.
 pub fn answer(response: InferResponse) -> Result<Answer, InferError> {
     let wrong = |what: String| InferError::internal(format!("invalid response of the worker: {what}"));
-    let reply = response.parameters.iter().find(|(name, _)| name == PARAMETER);
-    let reply: HandlerReply = match reply {
+    let parameter = response.parameters.iter().find(|(name, _)| name == PARAMETER);
+    let reply: HandlerReply = match parameter {
         Some((_, Parameter::String(text))) => serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?,
         _ => HandlerReply::default(),
     };
@@ -134,8 +134,11 @@ pub fn answer(response: InferResponse) -> Result<Answer, InferError> {
     });
     let mut headers = HeaderMap::new();
     let content_type = reply.content_type.filter(|text| !text.is_empty()).map(|text| ("content-type".to_owned(), text));
-    let shown = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    for (name, value) in reply.headers.iter().map(|(name, value)| (name.clone(), shown(value))).chain(content_type) {
+    let of_handler = reply.headers.into_iter().map(|(name, value)| match value {
+        Value::String(text) => (name, text),
+        other => (name, other.to_string()),
+    });
+    for (name, value) in of_handler.chain(content_type) {
         let header = (HeaderName::try_from(&name), latin_1(&value));
         let (Ok(name), Ok(value)) = header else {
             return Err(wrong(format!("'{}: {}' is not a valid header", name.escape_debug(), value.escape_debug())));

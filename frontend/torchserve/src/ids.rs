@@ -15,7 +15,7 @@ pub(super) struct Ids {
 }
 
 impl Ids {
-    /// Creates a generator whose ids differ from those of other servers.
+    /// Creates a generator whose ids differ from the ids of other servers.
     ///
     /// # Errors
     /// The kernel returned no random bytes.
@@ -27,12 +27,11 @@ impl Ids {
     pub(super) fn next(&self) -> String {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let hash = blake3::keyed_hash(&self.secret, &number.to_le_bytes());
-        let mut id = 0u128;
-        hash.as_bytes().iter().take(16).for_each(|byte| id = id << 8 | u128::from(*byte));
-        let id = id & !(0xf << 76) & !(0x3 << 62) | 0x4 << 76 | 0x2 << 62;
-        let text = format!("{id:032x}");
-        let part = |from: usize, to: usize| text.get(from..to).unwrap_or_default();
-        format!("{}-{}-{}-{}-{}", part(0, 8), part(8, 12), part(12, 16), part(16, 20), part(20, 32))
+        let bits = hash.as_bytes().iter().take(16).fold(0u128, |bits, byte| bits << 8 | u128::from(*byte));
+        // Version 4 and the variant, at their places from the right (RFC 9562, 5.4).
+        let uuid = bits & !(0xf << 76) & !(0x3 << 62) | 0x4 << 76 | 0x2 << 62;
+        let text = format!("{uuid:032x}");
+        [0..8, 8..12, 12..16, 16..20, 20..32].map(|range| text.get(range).unwrap_or_default()).join("-")
     }
 }
 

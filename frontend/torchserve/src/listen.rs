@@ -49,7 +49,7 @@ pub struct Start {
     pub server: ServerAccess,
     /// The memory budget for bodies that are being received.
     pub budget: Budget,
-    /// The event loops that serve connections, except those of metrics.
+    /// The event loops that serve connections, except connections of metrics.
     pub event_loops: EventLoops,
     /// `--response-timing`.
     pub timing: ResponseTiming,
@@ -75,7 +75,7 @@ pub struct ServerAccess {
 pub fn check_addresses(settings: &Settings) -> Result<(), String> {
     for (what, key, address) in named_addresses(settings) {
         let checked = listener::check(address);
-        checked.map_err(|error| cannot_listen((&what, &key), address, &error))?;
+        checked.map_err(|error| cannot_listen(&what, &key, address, &error))?;
     }
     Ok(())
 }
@@ -86,9 +86,8 @@ pub fn named_addresses(settings: &Settings) -> impl Iterator<Item = (String, Str
         let what = name_of(apis);
         (format!("the {what} API"), format!("{what}_address"), address.socket)
     });
-    let grpc = [("inference", settings.grpc_inference), ("management", settings.grpc_management)];
-    let grpc =
-        grpc.map(|(what, address)| (format!("the gRPC {what} API"), format!("grpc_{what}_port"), address.socket));
+    let grpc = [("inference", settings.grpc_inference), ("management", settings.grpc_management)]
+        .map(|(what, address)| (format!("the gRPC {what} API"), format!("grpc_{what}_port"), address.socket));
     rest.chain(grpc)
 }
 
@@ -216,8 +215,8 @@ fn connections(shared: &Shared, listener: Listener, address: Address, age: Age) 
     };
     let tls = match (&shared.settings.tls, address.tls) {
         (Some(files), true) => {
-            let tls = Tls::new(files.clone(), HttpVersions::of(listener));
-            let tls = tls.map_err(|reason| format!("TLS of {}: {reason}", address.socket))?;
+            let tls = Tls::new(files.clone(), HttpVersions::of(listener))
+                .map_err(|reason| format!("TLS of {}: {reason}", address.socket))?;
             Some(Arc::new(tls))
         }
         (None, true) => return Err(format!("{} needs TLS, but no certificate is configured", address.socket)),
@@ -233,13 +232,13 @@ fn connections(shared: &Shared, listener: Listener, address: Address, age: Age) 
 }
 
 fn bind(what: &str, key: &str, wanted: SocketAddr) -> Result<TcpListener, String> {
-    let unusable = |error: io::Error| cannot_listen((what, key), wanted, &error);
+    let unusable = |error: io::Error| cannot_listen(what, key, wanted, &error);
     let listener = listener::bind(wanted, false).map_err(unusable)?;
     let bound = listener.local_addr().map_err(unusable)?;
     tracing::info!("{what} listening on {bound}");
     Ok(listener)
 }
 
-fn cannot_listen((what, key): (&str, &str), wanted: SocketAddr, error: &io::Error) -> String {
+fn cannot_listen(what: &str, key: &str, wanted: SocketAddr, error: &io::Error) -> String {
     format!("{what} cannot listen on {wanted}: {error}; set {key} to use another address")
 }

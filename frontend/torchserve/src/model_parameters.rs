@@ -1,4 +1,5 @@
-//! The parameters of a model version that a registration, `model-config.yaml`, `models` and a snapshot may all set.
+//! The parameters of a model version that a registration, `model-config.yaml`, `models` and a snapshot may all set, and the parameters
+//! of a registration.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +16,7 @@ pub struct ModelParameters {
     /// The most requests in a batch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_size: Option<u32>,
-    /// How long a batch waits for more requests, in milliseconds.
+    /// The time for which a batch waits for more requests, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_batch_delay: Option<u32>,
     /// The timeout of a batch, in seconds.
@@ -31,7 +32,7 @@ impl ModelParameters {
     pub const KEYS: [&str; 6] =
         ["minWorkers", "maxWorkers", "batchSize", "maxBatchDelay", "responseTimeout", "startupTimeout"];
 
-    /// Returns these parameters, with those of `fallback` where they are not set.
+    /// Returns these parameters, with the parameters of `fallback` in place of missing ones.
     pub fn or(&self, fallback: &Self) -> Self {
         Self {
             min_workers: self.min_workers.or(fallback.min_workers),
@@ -42,4 +43,19 @@ impl ModelParameters {
             startup_timeout: self.startup_timeout.or(fallback.startup_timeout),
         }
     }
+}
+
+/// The parameters of a request to register a model, or of a model registered at server start. `None` means not given.
+#[derive(Clone, Debug, Default)]
+pub struct RegistrationParameters {
+    /// Replaces the archive's name.
+    pub model_name: Option<String>,
+    /// Replaces the archive's handler.
+    pub handler: Option<String>,
+    /// Replaces the archive's runtime.
+    pub runtime: Option<String>,
+    /// Replace the parameters of the archive. Only a snapshot sets the most workers.
+    pub model: ModelParameters,
+    /// The model is registered at server start.
+    pub at_start: bool,
 }

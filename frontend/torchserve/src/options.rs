@@ -42,12 +42,12 @@ pub(super) fn options(
     executable: &impl Executable,
 ) -> Result<(Vec<OsString>, Vec<Note>), String> {
     let mut notes = Vec::new();
-    let names = |prefix: &str| given.iter().any(|option| option.to_str().is_some_and(|text| text.starts_with(prefix)));
     let mut options: Vec<OsString> = vec!["--model-control-mode=explicit".into(), "--exit-on-error=false".into()];
     // KServe's own ports are only opened if the user sets them.
     for protocol in ["http", "grpc", "metrics"] {
-        let asked = names(&format!("--{protocol}-port"));
-        options.push(format!("--allow-{protocol}={asked}").into());
+        let flag = format!("--{protocol}-port");
+        let is_given = given.iter().any(|option| option.to_str().is_some_and(|text| text.starts_with(&flag)));
+        options.push(format!("--allow-{protocol}={is_given}").into());
         options.push(format!("--{protocol}-address=127.0.0.1").into());
     }
     options.extend(metrics(settings, &mut notes));
@@ -62,10 +62,12 @@ pub(super) fn options(
 }
 
 fn metrics(settings: &Settings, notes: &mut Vec<Note>) -> Vec<OsString> {
-    let mode = settings.metrics_mode.as_deref().map(|mode| if mode == "log" { "tslog" } else { mode });
-    // Without it, the mode in the file decides.
-    let mode = mode.map(|mode| format!("--metrics-mode={mode}").into());
-    let mut options: Vec<OsString> = mode.into_iter().chain(["--tslog-stdout=true".into()]).collect();
+    let mut options: Vec<OsString> = Vec::new();
+    // Without a mode, the file decides.
+    if let Some(mode) = settings.metrics_mode.as_deref() {
+        options.push(format!("--metrics-mode={}", if mode == "log" { "tslog" } else { mode }).into());
+    }
+    options.push("--tslog-stdout=true".into());
     match &settings.metrics_config {
         Some(file) if file.is_file() => options.push(joined("--metrics-config=", file)),
         // TorchServe continues without any metrics.

@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 use pharos_os::directories;
 
-/// How long a server may take to stop before it is killed, as in TorchServe.
+/// The time limit for a server to stop before it is killed, as in TorchServe.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The argument of a server that serves as TorchServe does.
@@ -29,8 +29,7 @@ impl PidFile {
     /// Writing failed.
     pub(super) fn write(pid: u32) -> Result<Self, String> {
         let path = path();
-        let is_ours = |text: &str| number(text).is_some();
-        directories::replace(&path, &pid.to_string(), is_ours)
+        directories::replace(&path, &pid.to_string(), |text| number(text).is_some())
             .map_err(|error| format!("cannot write the process id file: {error}"))?;
         Ok(Self { path, pid })
     }
@@ -89,11 +88,11 @@ pub(super) fn running() -> Result<Pid, String> {
     };
     let number = pid.as_raw_nonzero();
     let ended = || format!("the process {number} in '{file}' does not run any more");
-    // In a container, the process after a restart has the id of the one before, and the file may have stayed.
+    // In a container, the process after a restart has the same id as the process before, and the file may have stayed.
     if pid == rustix::process::getpid() {
         return Err(ended());
     }
-    // Do not trust a file of another user that names a process of a third one.
+    // Do not trust a file of another user that names a process of a third user.
     let user = fs::metadata(format!("/proc/{number}")).map_err(|_| ended())?.uid();
     if owner != rustix::process::geteuid().as_raw() && owner != user {
         return Err(format!("the process id file '{file}' is of another user than the process {number} that it names"));
@@ -105,7 +104,7 @@ pub(super) fn running() -> Result<Pid, String> {
     Ok(pid)
 }
 
-/// Whether the process runs this command. The id may have been reused by another process, also by a server that was started without
+/// Returns whether the process runs this command. The id may have been reused by another process, also by a server that was started without
 /// this command.
 fn is_server(pid: Pid) -> bool {
     let executable = fs::read_link(format!("/proc/{}/exe", pid.as_raw_nonzero()));
@@ -154,7 +153,7 @@ pub(super) fn stop() -> Result<Stop, String> {
     Ok(Stop::Ended)
 }
 
-/// Whether the process has exited and is a zombie.
+/// Returns whether the process has exited and is a zombie.
 fn ended(pid: Pid) -> bool {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
     stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z') || rest.starts_with('X'))

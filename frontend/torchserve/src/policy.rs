@@ -61,7 +61,9 @@ impl ModelPolicy for Policy {
 
 /// Returns the naming for counting requests by the names that clients use. Workers are numbered from `first_worker`.
 pub fn metric_naming(first_worker: u16) -> alias::Naming {
-    let first_worker = u32::from(first_worker);
-    let worker = move |number, name: &str, version: &str| format!("W-{}-{name}_{version}", first_worker + number);
-    alias::Naming { default_version: "default", worker: Box::new(worker) }
+    let first = u32::from(first_worker);
+    alias::Naming {
+        default_version: "default",
+        worker: Box::new(move |number, name: &str, version: &str| format!("W-{}-{name}_{version}", first + number)),
+    }
 }

@@ -8,8 +8,8 @@ pub fn parse(text: &str) -> Result<Vec<(String, String)>, String> {
     let mut all: Vec<(String, String)> = Vec::new();
     for (number, line) in logical_lines(text) {
         let (key, value) = split(&line);
-        let at = |error: String| format!("line {number}: {error}");
-        let (key, value) = (unescaped(key).map_err(at)?, unescaped(value).map_err(at)?);
+        let key = unescaped(key).map_err(|error| format!("line {number}: {error}"))?;
+        let value = unescaped(value).map_err(|error| format!("line {number}: {error}"))?;
         all.retain(|(known, _)| *known != key);
         all.push((key, value));
     }
@@ -20,12 +20,12 @@ pub fn parse(text: &str) -> Result<Vec<(String, String)>, String> {
 const BLANK: [char; 3] = [' ', '\t', '\x0c'];
 
 /// Splits the text into logical lines: joins lines that end in an odd number of `\`, and skips comments and blank lines. Returns
-/// each with the number of its first line.
+/// each logical line with the number of its first line.
 fn logical_lines(text: &str) -> Vec<(usize, String)> {
-    let text = text.strip_prefix('\u{feff}').unwrap_or(text).replace("\r\n", "\n");
+    let normalized = text.strip_prefix('\u{feff}').unwrap_or(text).replace("\r\n", "\n");
     let mut lines: Vec<(usize, String)> = Vec::new();
     let mut open = false;
-    for (number, line) in (1..).zip(text.split(['\n', '\r'])) {
+    for (number, line) in (1..).zip(normalized.split(['\n', '\r'])) {
         let line = line.trim_start_matches(BLANK);
         if !open && (line.is_empty() || line.starts_with(['#', '!'])) {
             continue;
@@ -52,9 +52,9 @@ fn split(line: &str) -> (&str, &str) {
     });
     let Some((end, _)) = end else { return (line, "") };
     let (key, rest) = line.split_at(end);
-    let rest = rest.trim_start_matches(BLANK);
-    let rest = rest.strip_prefix(['=', ':']).unwrap_or(rest);
-    (key, rest.trim_start_matches(BLANK))
+    let separated = rest.trim_start_matches(BLANK);
+    let value = separated.strip_prefix(['=', ':']).unwrap_or(separated);
+    (key, value.trim_start_matches(BLANK))
 }
 
 fn unescaped(text: &str) -> Result<String, String> {
@@ -90,7 +90,8 @@ fn unescaped(text: &str) -> Result<String, String> {
 /// # Errors
 /// A variable is not set. The text is TorchServe's.
 pub fn expand(value: &str, variable: impl Fn(&str) -> Option<String>) -> Result<String, String> {
-    let (mut done, mut rest) = (String::new(), value);
+    let mut done = String::new();
+    let mut rest = value;
     while let Some((before, after)) = rest.split_once("$$") {
         done.push_str(before);
         match after.split_once("$$") {

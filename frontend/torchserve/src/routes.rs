@@ -145,8 +145,8 @@ pub fn endpoint(apis: Apis, method: &Method, path: &str) -> Endpoint {
             false => Endpoint::WrongMethod,
         },
         segments => {
-            let found = apis.inference.then(|| inference(segments)).flatten();
-            let found = found.or_else(|| apis.management.then(|| management(method, segments)).flatten());
+            let prediction = apis.inference.then(|| inference(segments)).flatten();
+            let found = prediction.or_else(|| apis.management.then(|| management(method, segments)).flatten());
             found.unwrap_or(Endpoint::NotFound)
         }
     }
@@ -195,7 +195,8 @@ fn management(method: &Method, segments: &[&str]) -> Option<Endpoint> {
             Endpoint::SetDefault((*model).to_owned(), (*version).to_owned())
         }
         ["models", model] | ["models", model, _] | ["models", model, _, "set-default"] => {
-            let (model, version) = ((*model).to_owned(), segments.get(2).copied().unwrap_or_default().to_owned());
+            let model = (*model).to_owned();
+            let version = segments.get(2).copied().unwrap_or_default().to_owned();
             match *method {
                 Method::GET => Endpoint::Describe(model, version),
                 Method::PUT => Endpoint::Scale(model, version),

@@ -34,7 +34,7 @@ pub struct Address {
 pub struct Pip {
     /// The interpreter that runs it.
     pub python: PathBuf,
-    /// The user of the process; `None` for that of this one.
+    /// The user of the process; `None` for the user of this process.
     pub user: Option<Arc<WorkerUser>>,
     /// The sandbox for archives that came by request; `None` without sandboxes.
     pub sandbox: Option<PipSandbox>,

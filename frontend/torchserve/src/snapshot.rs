@@ -47,7 +47,7 @@ pub(super) fn newest(directory: &Path) -> Option<PathBuf> {
     names.filter(|name| is_snapshot(name)).max().map(|name| directory.join(name))
 }
 
-/// Whether a file name has the form `yyyyMMddHHmmssSSS-KIND.cfg`.
+/// Returns whether a file name has the form `yyyyMMddHHmmssSSS-KIND.cfg`.
 fn is_snapshot(name: &str) -> bool {
     let Some((time, rest)) = name.split_once('-') else { return false };
     let kinds = [Kind::Startup, Kind::Snapshot, Kind::Shutdown];
@@ -66,12 +66,13 @@ pub fn write(settings: &Settings, kind: Kind, models: &[ModelProperties]) -> io:
     let directory = directory(&|name| std::env::var_os(name));
     DirBuilder::new().recursive(true).mode(0o755).create(&directory)?;
     let now = i64::try_from(clock::wall_ms()).unwrap_or(i64::MAX);
-    write_at(settings, (&directory, now), kind, models).map(Some)
+    write_at(settings, &directory, now, kind, models).map(Some)
 }
 
 fn write_at(
     settings: &Settings,
-    (directory, now): (&Path, i64),
+    directory: &Path,
+    now: i64,
     kind: Kind,
     models: &[ModelProperties],
 ) -> io::Result<PathBuf> {
@@ -86,7 +87,7 @@ fn write_at(
     let shown = serde_json::to_string_pretty(&snapshot).map_err(io::Error::other)?;
     text.push_str(&format!("model_snapshot={}\n", escaped(&shown, false)));
     let path = directory.join(&name);
-    // Rename, so that a server that starts now does not read half of it.
+    // Rename, so that a server that starts now does not read half of the file.
     let part = directory.join(format!(".{name}.part"));
     let mut file = fs::OpenOptions::new().write(true).create_new(true).open(&part)?;
     let written = file.write_all(text.as_bytes()).and_then(|()| fs::rename(&part, &path));
@@ -180,7 +181,7 @@ mod tests {
             runtime_type: Some("python3".to_owned()),
         };
         let models = [model("a \"b\"", "1.0"), model("a \"b\"", "2.0"), model("c", "1.0")];
-        let path = write_at(&settings, (&folder, 1_795_189_648_123), Kind::Startup, &models).unwrap();
+        let path = write_at(&settings, &folder, 1_795_189_648_123, Kind::Startup, &models).unwrap();
         assert!(is_snapshot(path.file_name().unwrap().to_str().unwrap()), "{path:?}");
         assert_eq!(newest(&folder), Some(path.clone()));
         let read = properties::parse(&fs::read_to_string(&path).unwrap()).unwrap();

@@ -10,8 +10,8 @@ use super::ModelParameters;
 /// The largest size of the file, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// The most opening brackets in the file. The parser takes a time that grows with the square of the nested ones, before it finds them
-/// too deep.
+/// The most opening brackets in the file. The parser takes a time that grows with the square of nested brackets, before it refuses
+/// their depth.
 const MAX_BRACKETS: usize = 4096;
 
 /// The values that a key allows.
@@ -105,7 +105,7 @@ pub struct ModelYaml {
     pub parallel_type: Option<String>,
     /// The number of processes of a worker.
     pub parallel_level: Option<u32>,
-    /// How long a worker that dies is restarted, in seconds.
+    /// The time for which a worker that dies is restarted, in seconds.
     #[serde(rename = "maxRetryTimeoutInSec")]
     pub max_retry_timeout: Option<u32>,
     /// The timeout of a request, in milliseconds.
@@ -164,8 +164,10 @@ impl ModelYaml {
         }
         let mut document: serde_yaml::Value = serde_yaml::from_str(text).map_err(|error| error.to_string())?;
         document.apply_merge().map_err(|error| error.to_string())?;
-        let whole: Value = serde_yaml::from_value(document).map_err(|error| error.to_string())?;
-        let whole = if whole.is_null() { Value::Object(Map::new()) } else { whole };
+        let whole = match serde_yaml::from_value(document).map_err(|error| error.to_string())? {
+            Value::Null => Value::Object(Map::new()),
+            whole => whole,
+        };
         let Value::Object(keys) = &whole else { return Err("expected a mapping of keys to values".to_owned()) };
         let yaml = Self::deserialize(Value::Object(usable(keys, warn))).map_err(|error| error.to_string())?;
         Ok(Self { whole, ..yaml })

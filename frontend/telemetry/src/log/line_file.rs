@@ -56,16 +56,17 @@ impl LineFile {
     }
 }
 
-/// Whether a file ends within a line, because a full disk or the end of its writer has cut it off.
+/// Returns whether a file ends within a line, because a full disk or the end of the writing process has cut the line off.
 pub(crate) fn ends_within_line(path: &Path) -> bool {
-    let last_byte = || {
-        // Opening a pipe or a device for reading would have effects.
-        let size = std::fs::metadata(path).ok().filter(Metadata::is_file)?.len();
-        let mut byte = [0];
-        File::open(path).ok()?.read_exact_at(&mut byte, size.checked_sub(1)?).ok()?;
-        Some(byte)
-    };
-    last_byte().is_some_and(|byte| byte != *b"\n")
+    last_byte(path).is_some_and(|byte| byte != b'\n')
+}
+
+fn last_byte(path: &Path) -> Option<u8> {
+    // Opening a pipe or a device for reading would have effects.
+    let size = std::fs::metadata(path).ok().filter(Metadata::is_file)?.len();
+    let mut byte = [0];
+    File::open(path).ok()?.read_exact_at(&mut byte, size.checked_sub(1)?).ok()?;
+    Some(byte[0])
 }
 
 #[cfg(test)]

@@ -11,7 +11,6 @@ use tracing_subscriber::registry::LookupSpan;
 
 use super::{Format, STREAM};
 
-/// The event format of the log.
 pub(super) struct Lines;
 
 /// The parts of an event.
@@ -64,18 +63,18 @@ where
     fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         let mut parts = Parts::default();
         event.record(&mut parts);
-        let (level, module) = (*event.metadata().level(), event.metadata().target());
+        let metadata = event.metadata();
         let format = super::format();
         if format != Format::Json {
-            // Only worker lines have it, and their level already shows the stream.
+            // The level of a worker's line already shows the stream.
             parts.take(STREAM);
         }
-        writeln!(writer, "{}", formatted(format, (level, module), &parts)?)
+        writeln!(writer, "{}", formatted(format, *metadata.level(), metadata.target(), &parts)?)
     }
 }
 
 /// Formats the line of an event.
-pub(super) fn formatted(format: Format, (level, module): (Level, &str), parts: &Parts) -> Result<String, fmt::Error> {
+pub(super) fn formatted(format: Format, level: Level, module: &str, parts: &Parts) -> Result<String, fmt::Error> {
     let mut time = String::new();
     SystemTime.format_time(&mut Writer::new(&mut time))?;
     Ok(match format {
@@ -130,19 +129,23 @@ impl Parts {
     }
 
     fn json(&self, time: &str, level: Level, module: &str) -> Result<String, fmt::Error> {
-        let text = |text: &str| serde_json::to_string(text).map_err(|_| fmt::Error);
-        let mut line = format!("{{\"time\":{},\"level\":\"{level}\",\"module\":{}", text(time)?, text(module)?);
-        let _ = write!(line, ",\"message\":{}", text(&self.message)?);
+        let mut line =
+            format!("{{\"time\":{},\"level\":\"{level}\",\"module\":{}", json_string(time)?, json_string(module)?);
+        write!(line, ",\"message\":{}", json_string(&self.message)?)?;
         for (name, value) in &self.fields {
             let value = match value {
-                Value::Text(value) => text(value)?,
-                Value::Bare(value) => value.clone(),
+                Value::Text(text) => json_string(text)?,
+                Value::Bare(text) => text.clone(),
             };
-            let _ = write!(line, ",{}:{value}", text(name)?);
+            write!(line, ",{}:{value}", json_string(name)?)?;
         }
         line.push('}');
         Ok(line)
     }
+}
+
+fn json_string(text: &str) -> Result<String, fmt::Error> {
+    serde_json::to_string(text).map_err(|_| fmt::Error)
 }
 
 fn one_line(text: &str) -> String {

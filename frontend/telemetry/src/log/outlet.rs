@@ -54,7 +54,7 @@ struct Shared {
 #[derive(Default)]
 struct Queue {
     lines: String,
-    /// Lines dropped since `lines` was last taken. They follow those in `lines`.
+    /// Lines dropped since `lines` was last taken. The dropped lines follow `lines`.
     dropped: u64,
     /// Whether the thread waits to be woken.
     asleep: bool,
@@ -81,8 +81,7 @@ impl Outlet {
     /// # Errors
     /// The thread cannot be started.
     pub(super) fn start(form: Form, sink: impl Sink) -> io::Result<Self> {
-        let shared = Shared { form, queue: Mutex::default(), wake: Condvar::new(), lost: AtomicU64::new(0) };
-        let shared = Arc::new(shared);
+        let shared = Arc::new(Shared { form, queue: Mutex::default(), wake: Condvar::new(), lost: AtomicU64::new(0) });
         let (ending, ended) = mpsc::channel();
         let own = shared.clone();
         thread::Builder::new().name("log".to_owned()).spawn(move || {
@@ -161,7 +160,7 @@ impl Shared {
                 self.lost.fetch_add(sink.write(&lines), Ordering::Relaxed);
             }
             if taken.dropped > 0 {
-                // A notice that cannot be written is not counted: the lines that it reports are.
+                // A notice that cannot be written is not counted: the dropped lines are.
                 sink.write(&(self.form.notice)(taken.dropped));
             }
             lines.clear();

@@ -1,5 +1,5 @@
-//! The log in TorchServe's form: `access_log.log`, `model_log.log` (output of workers) and `ts_log.log` (all lines, those of the
-//! metrics included). Each line is also written to standard output, with the name of its logger.
+//! The log in TorchServe's form: `access_log.log`, `model_log.log` (output of workers) and `ts_log.log` (all lines, including lines
+//! of the metrics). Each line is also written to standard output, with the name of its logger.
 //!
 //! Each destination has a queue and a thread: neither requests nor other destinations wait for a disk or a terminal.
 
@@ -39,7 +39,7 @@ enum Destination {
     Console = 3,
 }
 
-/// The name of each destination in metrics. A file `NAME.log` has it in the directory too.
+/// The name of each destination in metrics, and of its file `NAME.log`.
 const NAMES: [&str; 4] = ["access_log", "model_log", "ts_log", "stdout"];
 
 /// The log; clones share it.
@@ -58,20 +58,18 @@ impl Journal {
     /// # Errors
     /// A thread cannot be started.
     pub(super) fn start(directory: &Path) -> io::Result<Self> {
-        let form = |destination: Destination, notice: fn(u64) -> String| {
-            let name = NAMES.get(destination as usize).copied().unwrap_or_default();
-            Form { name, collected: COLLECTED, notice }
+        let file = |name: &'static str, notice: fn(u64) -> String| {
+            let sink = LogFile::new(directory.join(name).with_extension("log"));
+            Outlet::start(Form { name, collected: COLLECTED, notice }, sink).map(Arc::new)
         };
-        let file = |destination, notice: fn(u64) -> String| {
-            let form = form(destination, notice);
-            let sink = LogFile::new(directory.join(form.name).with_extension("log"));
-            Outlet::start(form, sink).map(Arc::new)
-        };
-        let access =
-            file(Destination::Access, |lost| format!("{} - {}\n", now(&TimeZone::system()).local(), missing(lost)))?;
-        let (model, server) = (file(Destination::Model, notice)?, file(Destination::Server, notice)?);
-        let console = Arc::new(Outlet::start(form(Destination::Console, notice), Console)?);
-        Ok(Self(Arc::new(Inner { outlets: [access, model, server, console], zone: TimeZone::system() })))
+        let [access, model, server, console] = NAMES;
+        let outlets = [
+            file(access, |lost| format!("{} - {}\n", now(&TimeZone::system()).local(), missing(lost)))?,
+            file(model, notice)?,
+            file(server, notice)?,
+            Arc::new(Outlet::start(Form { name: console, collected: COLLECTED, notice }, Console)?),
+        ];
+        Ok(Self(Arc::new(Inner { outlets, zone: TimeZone::system() })))
     }
 
     pub(super) fn outlets(&self) -> Vec<Arc<Outlet>> {
@@ -83,7 +81,7 @@ impl Journal {
         self.append(Destination::Console, line);
     }
 
-    /// Adds lines of the metrics in the layout of the console. They are also in separate files and on the console.
+    /// Adds lines of the metrics, in the layout of the console, to `ts_log.log`. `tslog` writes them to their files and to the console.
     pub(super) fn push_metrics(&self, lines: &str) {
         self.append(Destination::Server, lines);
     }
@@ -104,7 +102,6 @@ impl Journal {
     }
 }
 
-/// Returns the time stamp of a line.
 fn now(zone: &TimeZone) -> Stamp {
     let now = clock::wall_ms();
     let time = jiff::Timestamp::from_millisecond(i64::try_from(now).unwrap_or(i64::MAX)).unwrap_or_default();
@@ -133,11 +130,11 @@ fn line(format: Format, source: &Source<'_>, mut parts: Parts, stamp: &Stamp) ->
     let Source { level, target, thread, logger } = *source;
     let mut line = match format {
         Format::Default => format!("{} [{level:<5}] {thread} {logger} - {}", stamp.local(), parts.text()),
-        Format::Iso8601 => formatted(format, (level, target), &parts)?,
+        Format::Iso8601 => formatted(format, level, target, &parts)?,
         Format::Json => {
             parts.prepend("logger", logger);
             parts.prepend("thread", thread);
-            formatted(format, (level, target), &parts)?
+            formatted(format, level, target, &parts)?
         }
     };
     line.push('\n');
@@ -148,7 +145,8 @@ impl<S: Subscriber> Layer<S> for Journal {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let mut parts = Parts::default();
         event.record(&mut parts);
-        let (level, target) = (*event.metadata().level(), event.metadata().target());
+        let level = *event.metadata().level();
+        let target = event.metadata().target();
         let stamp = now(&self.0.zone);
         let current = thread::current();
         let (destination, thread, logger) = match target {
@@ -177,7 +175,7 @@ struct LogFile {
 impl LogFile {
     fn new(path: PathBuf) -> Self {
         let mut new = Self { path, file: None, failed: false };
-        // Creates the file early. The log is not running yet and cannot report a failure; the first line will.
+        // Creates the file early. The log is not running yet and cannot report a failure; a write of the first line can.
         let _ = new.ready();
         new
     }
@@ -215,7 +213,7 @@ impl LogFile {
         Ok(())
     }
 
-    /// Renames `NAME.log` to `NAME.log.1`, that to `NAME.log.2`, and so on.
+    /// Renames `NAME.log` to `NAME.log.1`, `NAME.log.1` to `NAME.log.2`, and so on.
     fn move_aside(&self) -> io::Result<()> {
         let numbered = |number: u32| self.path.with_extension(format!("log.{number}"));
         for number in (1..KEPT).rev() {

@@ -9,7 +9,7 @@ use pharos::metrics::catalog::{self, Catalog, Mode, Overrides};
 
 /// The definition of the metrics.
 pub struct Definition {
-    /// Its metrics, with the overrides of the command line.
+    /// The metrics, with the overrides of the command line.
     pub catalog: Catalog,
     /// Whether the user has set the mode.
     pub names_mode: bool,
@@ -22,7 +22,7 @@ pub struct Source {
     pub file: Option<PathBuf>,
     /// Settings that override the file.
     pub overrides: Overrides,
-    /// The mode if neither the command line nor a file of the user sets one; `None` for that of the definition.
+    /// The mode if neither the command line nor a file of the user sets one; `None` for the mode of the definition.
     pub usual_mode: Option<Mode>,
 }
 
@@ -37,12 +37,12 @@ impl Source {
             tracing::warn!("metrics from {self}: {warning}");
         }
         // The mode in the shipped definition is a default, not a choice of the user.
-        let named = self.overrides.mode.is_some() || (self.file.is_some() && catalog.names_mode());
-        let catalog = match self.usual_mode.filter(|_| !named) {
-            Some(mode) => catalog.with_mode(mode),
-            None => catalog,
+        let names_mode = self.overrides.mode.is_some() || (self.file.is_some() && catalog.names_mode());
+        let catalog = match self.usual_mode {
+            Some(mode) if !names_mode => catalog.with_mode(mode),
+            _ => catalog,
         };
-        Ok(Definition { catalog: self.overrides.apply(catalog), names_mode: named })
+        Ok(Definition { catalog: self.overrides.apply(catalog), names_mode })
     }
 }
 

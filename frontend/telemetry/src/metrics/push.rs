@@ -32,7 +32,7 @@ pub struct Settings {
     pub temporality: Temporality,
     /// The buckets of histograms.
     pub aggregation: Aggregation,
-    /// Attributes of this server, in addition to those of every server.
+    /// Attributes of this server, in addition to the attributes of every server.
     pub resource: Vec<(String, String)>,
 }
 
@@ -99,10 +99,10 @@ fn with_instance(mut resource: Vec<(String, String)>) -> Vec<(String, String)> {
     const INSTANCE: &str = "service.instance.id";
     if !resource.iter().any(|(key, _)| key == INSTANCE) {
         let mut random = SplitMix(seed());
-        let bits = u128::from(random.next()) << 64 | u128::from(random.next());
+        let random_bits = u128::from(random.next()) << 64 | u128::from(random.next());
         // Version 4 and the variant, at their places from the right (RFC 9562, 5.4).
-        let bits = (bits & !(0xf << 76) & !(0x3 << 62)) | (0x4 << 76) | (0x2 << 62);
-        let text = format!("{bits:032x}");
+        let uuid = (random_bits & !(0xf << 76) & !(0x3 << 62)) | (0x4 << 76) | (0x2 << 62);
+        let text = format!("{uuid:032x}");
         let parts = [0..8, 8..12, 12..16, 16..20, 20..32].map(|range| text.get(range).unwrap_or_default());
         resource.push((INSTANCE.to_owned(), parts.join("-")));
     }
@@ -163,7 +163,9 @@ impl Pusher {
 
     /// Reads and encodes all metrics on a thread that may block.
     async fn encode(&self) -> Vec<Export> {
-        let (encoder, observe, cache) = (self.encoder.clone(), self.observe.clone(), self.cache.clone());
+        let encoder = self.encoder.clone();
+        let observe = self.observe.clone();
+        let cache = self.cache.clone();
         let encoded = blocking::run(move || {
             observe();
             encoder.lock().unwrap_or_else(PoisonError::into_inner).encode(&cache, clock::wall_ns())
@@ -212,8 +214,8 @@ impl Pusher {
 
     fn failed(&mut self, failure: &Failure) {
         if !std::mem::replace(&mut self.lost, true) {
-            let (url, text) = (&self.settings.endpoint.url, &failure.text);
-            tracing::warn!("the collector of metrics at {url} does not accept exports: {text}");
+            let url = &self.settings.endpoint.url;
+            tracing::warn!("the collector of metrics at {url} does not accept exports: {}", failure.text);
         }
     }
 

@@ -43,7 +43,7 @@ pub struct Ring {
 struct State {
     feed: Feed,
     fault: Option<String>,
-    /// The counter of all samples, and the generation of the cache to which it belongs.
+    /// The counter of all samples, and the generation of the cache to which the counter belongs.
     samples: Option<(u64, Arc<Series>)>,
     refused: LostSamples,
     closed: bool,
@@ -98,11 +98,11 @@ impl Ring {
         record::states_lost(cache, series, &self.instance);
         let version = series.model().version.to_string();
         cache.remove_series(Builtin::ChannelBytes.name(), |shown| {
-            let is = |name: &str, value: &str| {
+            let own = [("model", &*series.model().name), ("version", &version), ("instance", &self.instance)];
+            own.into_iter().all(|(name, value)| {
                 let at = shown.spec().dimensions.iter().position(|dimension| dimension == name);
                 at.and_then(|at| shown.labels().get(at)).is_some_and(|label| label == value)
-            };
-            is("model", &series.model().name) && is("version", &version) && is("instance", &self.instance)
+            })
         });
     }
 
@@ -124,7 +124,7 @@ impl Ring {
         }
     }
 
-    /// Returns what is wrong with the ring, if the worker has corrupted it.
+    /// Returns the fault of the ring, if the worker has corrupted it.
     pub fn fault(&self) -> Option<String> {
         self.lock().fault.clone()
     }

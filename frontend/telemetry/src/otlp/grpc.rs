@@ -25,13 +25,15 @@ pub(super) struct Client {
 
 impl Client {
     pub(super) fn new(endpoint: &Endpoint, signal: Signal, headers: HeaderMap) -> Result<Self, String> {
-        let mut origin = endpoint.target.clone().into_parts();
-        origin.path_and_query = Some(PathAndQuery::from_static("/"));
-        let origin = Uri::from_parts(origin).map_err(|error| format!("'{}' is not valid: {error}", endpoint.url))?;
-        let grpc = Grpc::with_origin(client::with(&endpoint.tls, Version::Http2)?, origin);
-        let grpc = grpc.max_decoding_message_size(MAX_ANSWER);
-        let grpc = if endpoint.gzip { grpc.send_compressed(CompressionEncoding::Gzip) } else { grpc };
-        let grpc = grpc.accept_compressed(CompressionEncoding::Gzip);
+        let mut parts = endpoint.target.clone().into_parts();
+        parts.path_and_query = Some(PathAndQuery::from_static("/"));
+        let origin = Uri::from_parts(parts).map_err(|error| format!("'{}' is not valid: {error}", endpoint.url))?;
+        let mut grpc = Grpc::with_origin(client::with(&endpoint.tls, Version::Http2)?, origin)
+            .max_decoding_message_size(MAX_ANSWER)
+            .accept_compressed(CompressionEncoding::Gzip);
+        if endpoint.gzip {
+            grpc = grpc.send_compressed(CompressionEncoding::Gzip);
+        }
         Ok(Self { grpc, method: PathAndQuery::from_static(signal.method()), headers })
     }
 

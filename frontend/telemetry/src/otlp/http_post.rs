@@ -50,8 +50,8 @@ impl Client {
         match head.status.as_u16() {
             200..300 => Ok(body),
             status @ (429 | 502 | 503 | 504) => {
-                let after = head.headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok());
-                let after = after.and_then(|text| retry_after(text, clock::wall_ms()));
+                let header = head.headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok());
+                let after = header.and_then(|text| retry_after(text, clock::wall_ms()));
                 Err(Failure { retryable: true, after, text: format!("HTTP status {status}") })
             }
             status => Err(Failure::permanent(format!("HTTP status {status}: {}", shortened(&body)))),

@@ -117,7 +117,8 @@ fn entry_of(file: &Path, key: &str) -> Option<u64> {
 fn quota(file: &Path) -> Option<f64> {
     let text = fs::read_to_string(file).ok()?;
     let mut numbers = text.split_whitespace().map(str::parse::<f64>);
-    let (quota, period) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
+    let quota = numbers.next()?.ok()?;
+    let period = numbers.next()?.ok()?;
     (quota > 0.0 && period > 0.0).then_some(quota / period)
 }
 

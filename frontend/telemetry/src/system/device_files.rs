@@ -1,6 +1,6 @@
 //! The device files of NVIDIA's GPUs.
 //!
-//! The system need not create them at its start. NVIDIA's libraries create those that they miss, and load the kernel modules, with
+//! The system need not create them at its start. NVIDIA's libraries create missing files, and load the kernel modules, with
 //! the program `nvidia-modprobe`, which has the set-user-ID bit. A process that can gain no rights by the bit, and workers in a
 //! sandbox, find the files only if they exist before.
 
@@ -22,7 +22,7 @@ const CONTROL: (&str, u32) = ("nvidiactl", 255);
 /// The device file of unified memory, without which CUDA does not start.
 const UNIFIED_MEMORY: &str = "nvidia-uvm";
 
-/// The time limit of a run of the program, which may load kernel modules: that many waits of this length.
+/// The time limit of a run of the program, which may load kernel modules: `WAITS` pauses of `WAIT`.
 const WAITS: u32 = 3000;
 const WAIT: Duration = Duration::from_millis(10);
 
@@ -49,7 +49,7 @@ impl Default for System {
     }
 }
 
-/// Creates the device files that are missing, if there are GPUs and NVIDIA's program, for which it waits. Call it while this process
+/// Creates missing device files, if there are GPUs and NVIDIA's program, and waits for the program. Call it while this process
 /// can gain rights.
 pub fn create_device_files() {
     System::default().create();
@@ -106,17 +106,19 @@ impl System {
 
     fn has_gpus(&self) -> bool {
         let starts = |file: PathBuf, start: &str| fs::read_to_string(file).is_ok_and(|text| text.starts_with(start));
-        let is_gpu = |device: &Path| starts(device.join("vendor"), NVIDIA) && starts(device.join("class"), DISPLAY);
-        entries(&self.bus).iter().any(|device| is_gpu(device))
+        entries(&self.bus)
+            .iter()
+            .any(|device| starts(device.join("vendor"), NVIDIA) && starts(device.join("class"), DISPLAY))
     }
 
     /// Returns the minor numbers of the GPUs that the driver has found.
     fn numbers(&self) -> Vec<u32> {
-        let number = |gpu: &PathBuf| {
-            let text = fs::read_to_string(gpu.join("information")).ok()?;
-            text.lines().find_map(|line| line.strip_prefix("Device Minor:")?.trim().parse().ok())
-        };
-        let mut numbers: Vec<u32> = entries(&self.gpus).iter().filter_map(number).collect();
+        let mut numbers = Vec::new();
+        for gpu in entries(&self.gpus) {
+            let text = fs::read_to_string(gpu.join("information")).unwrap_or_default();
+            let minor = text.lines().find_map(|line| line.strip_prefix("Device Minor:")?.trim().parse::<u32>().ok());
+            numbers.extend(minor);
+        }
         numbers.sort_unstable();
         numbers
     }

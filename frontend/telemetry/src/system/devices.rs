@@ -1,6 +1,6 @@
 //! The GPUs of instances: lists them, prepares processes to run on them, and detects lost ones.
 //!
-//! Devices have the numbers that CUDA gives them in this process: their order on the bus, or that of `CUDA_VISIBLE_DEVICES`.
+//! Devices have the numbers that CUDA gives them in this process: their order on the bus, or the order of `CUDA_VISIBLE_DEVICES`.
 //! Workers and probes of client memory use the same numbers. The driver is queried when an instance starts, in separate threads
 //! and with a timeout, because it may hang when a device falls off the bus.
 
@@ -33,7 +33,7 @@ const QUESTIONS: usize = 8;
 pub struct ChosenDevice {
     /// The device's number.
     pub number: u32,
-    /// The device's UUID, or that of the MIG device on it.
+    /// The UUID of the device, or of the MIG device on it.
     pub uuid: String,
     /// The numbers of the devices that the process sees, in its order.
     pub visible: Vec<u32>,
@@ -48,7 +48,7 @@ pub struct ChosenDevice {
 pub struct DeviceRequest {
     /// The device.
     pub number: u32,
-    /// The index of the instance among those of its group on this device: MIG devices are assigned in turn.
+    /// The index of the instance among the instances of its group on this device: MIG devices are assigned in turn.
     pub turn: u32,
     /// Whether a model is being loaded, so that `--model-load-gpu-limit` applies.
     pub loading: bool,
@@ -78,7 +78,7 @@ struct Watched {
 }
 
 impl Devices {
-    /// Lists the devices of this machine, without those that `visible`, the value of `CUDA_VISIBLE_DEVICES`, hides.
+    /// Lists the devices of this machine, without devices that `visible`, the value of `CUDA_VISIBLE_DEVICES`, hides.
     pub fn new(
         gpus: Option<Arc<Gpus>>,
         visible: Option<&str>,
@@ -87,14 +87,14 @@ impl Devices {
     ) -> Arc<Self> {
         let found = gpus.as_ref().map_or(&[][..], |gpus| gpus.found());
         let shown = VisibleDevices::new(found, visible);
-        let is_usable = |number: &u32| shown_of(&shown, found, *number).is_some_and(|found| found.error.is_none());
-        let (usable, unusable) = shown.numbers().partition(is_usable);
-        let limits: BTreeMap<u32, f64> = limits.into_iter().collect();
+        let (usable, unusable) = shown
+            .numbers()
+            .partition(|number| shown_of(&shown, found, *number).is_some_and(|found| found.error.is_none()));
         let devices = Self {
             usable,
             unusable,
             shown,
-            limits,
+            limits: limits.into_iter().collect(),
             bus: roots.bus.clone(),
             questions: Arc::new(Semaphore::new(QUESTIONS)),
             watched: Mutex::default(),
@@ -107,17 +107,17 @@ impl Devices {
     /// Logs hidden and unusable devices, and limits for devices that do not exist.
     fn log(&self, visible: Option<&str>) {
         let found = self.gpus.as_ref().map_or(&[][..], |gpus| gpus.found());
-        let of = |number: u32| shown_of(&self.shown, found, number);
         if let Some(visible) = visible.filter(|_| !found.is_empty()) {
-            let called = |number: u32| {
-                format!("{number} is {}", of(number).and_then(|found| found.uuid.as_deref()).unwrap_or("?"))
-            };
-            let shown: Vec<String> = self.shown.numbers().map(called).collect();
-            let shown = if shown.is_empty() { "none are visible".to_owned() } else { shown.join(", ") };
+            let mut devices = Vec::new();
+            for number in self.shown.numbers() {
+                let uuid = self.found(number).and_then(|found| found.uuid.as_deref()).unwrap_or("?");
+                devices.push(format!("{number} is {uuid}"));
+            }
+            let shown = joined(&devices, "none are visible");
             tracing::info!("CUDA_VISIBLE_DEVICES is '{visible}': of {} GPUs, {shown}", found.len());
         }
         for number in &self.unusable {
-            let error = of(*number).and_then(|found| found.error.as_deref()).unwrap_or_default();
+            let error = self.found(*number).and_then(|found| found.error.as_deref()).unwrap_or_default();
             tracing::warn!("GPU {number} cannot be used: {error}");
         }
         let here: Vec<u32> = self.shown.numbers().collect();
@@ -141,13 +141,12 @@ impl Devices {
         self.shown.numbers()
     }
 
-    /// Returns the UUIDs of the devices at the start by number, without those that could not be read.
+    /// Returns the UUIDs of the devices at the start by number, without devices that could not be read.
     pub fn uuids(&self) -> BTreeMap<u32, String> {
         self.numbers().filter_map(|number| Some((number, self.found(number)?.uuid.clone()?))).collect()
     }
 
-    /// Returns the bytes of a device's memory, if it reported them at the start. Of a device in MIG mode, those of all its MIG
-    /// devices together.
+    /// Returns the bytes of a device's memory, if the device reported them at the start; in MIG mode, the sum of its MIG devices.
     pub fn total_memory(&self, number: u32) -> Option<u64> {
         self.found(number)?.memory
     }
@@ -156,7 +155,7 @@ impl Devices {
         shown_of(&self.shown, self.gpus.as_ref()?.found(), number)
     }
 
-    /// Returns the memory of the processes on the devices; of none if the driver does not respond in time.
+    /// Returns the memory of the processes on the devices; empty if the driver does not respond in time.
     pub async fn process_memory(&self) -> ProcessMemory {
         let Some(gpus) = self.gpus.clone() else { return ProcessMemory::default() };
         let asked = async {
@@ -183,7 +182,8 @@ impl Devices {
     /// # Errors
     /// The device cannot be used, or too much of its memory is in use; the text lists the usable devices.
     pub async fn choose(self: &Arc<Self>, wanted: DeviceRequest) -> Result<ChosenDevice, String> {
-        let (devices, gpu) = (self.clone(), wanted.number);
+        let devices = self.clone();
+        let gpu = wanted.number;
         let gpus = self.gpus.clone().ok_or_else(|| format!("GPU {gpu} cannot be used: no GPUs are available"))?;
         let asked = async {
             // Held until the driver responds, even after the timeout.
@@ -214,10 +214,9 @@ impl Devices {
         let found: BTreeMap<u32, Result<Usable, String>> =
             self.shown.numbers().map(|number| (number, self.query(gpus, number))).collect();
         let refused = |name: &str, why: &str| {
-            let here = found.iter().filter_map(|(number, found)| Some(described(*number, found.as_ref().ok()?)));
-            let here: Vec<String> = here.collect();
-            let here = if here.is_empty() { "none".to_owned() } else { here.join(", ") };
-            format!("{name} cannot be used: {why}; GPUs that can be used: {here}")
+            let usable = found.iter().filter_map(|(number, found)| Some(described(*number, found.as_ref().ok()?)));
+            let usable = joined(&usable.collect::<Vec<_>>(), "none");
+            format!("{name} cannot be used: {why}; GPUs that can be used: {usable}")
         };
         let own = match found.get(&number) {
             Some(Ok(own)) => own,
@@ -305,9 +304,8 @@ impl Devices {
             self.watched.lock().unwrap_or_else(PoisonError::into_inner).lost.keys().copied().collect();
         for number in numbers {
             let Some(bus) = self.shown.bus_number(number) else { continue };
-            let lost = gpus.check(bus).err();
             let name = format!("GPU {number}{}", self.called(gpus, number));
-            let lost = lost.map(|reason| format!("{name} is lost: {reason}"));
+            let lost = gpus.check(bus).err().map(|reason| format!("{name} is lost: {reason}"));
             self.watched.lock().unwrap_or_else(PoisonError::into_inner).lost.insert(number, lost);
         }
     }
@@ -334,6 +332,11 @@ fn part(device: &Usable, turn: u32) -> (&str, Option<GpuMemory>) {
         Some((uuid, memory)) => (uuid, *memory),
         None => (&device.uuid, device.memory),
     }
+}
+
+/// Joins a list for messages, or returns `empty`.
+fn joined(list: &[String], empty: &str) -> String {
+    if list.is_empty() { empty.to_owned() } else { list.join(", ") }
 }
 
 /// Describes a device for messages.

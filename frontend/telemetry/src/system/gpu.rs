@@ -1,7 +1,7 @@
 //! NVIDIA devices, through the driver's management library (NVML), which is loaded if present.
 //!
 //! Values that a device does not support or may not report are left out. A device in MIG mode mostly reports only its memory, so
-//! its MIG devices are also read, each under its UUID. Power and temperature are always those of the whole device.
+//! its MIG devices are also read, each under its UUID. Power and temperature are always values of the whole device.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -62,7 +62,7 @@ pub(crate) struct Usable {
 /// The reading of a device or a MIG device.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GpuReading {
-    /// The device's number; for a MIG device that of its parent.
+    /// The device's number; for a MIG device the number of its parent.
     pub(crate) index: u32,
     /// Whether it is a MIG device.
     pub(crate) mig: bool,
@@ -192,9 +192,12 @@ impl Gpus {
     /// The library does not respond.
     pub(crate) fn read(&self, seen: &mut LastSamples) -> Result<Vec<DeviceReading>, String> {
         let count = self.nvml.device_count().map_err(|error| text(&error))?;
-        let device = |index| self.nvml.device_by_index(index).map_err(|error| text(&error));
-        let mut read = |index| device(index).and_then(|device| read(&device, index, seen));
-        Ok((0..count).map(|index| (index, read(index))).collect())
+        let mut readings = Vec::new();
+        for index in 0..count {
+            let device = self.nvml.device_by_index(index).map_err(|error| text(&error));
+            readings.push((index, device.and_then(|device| read(&device, index, seen))));
+        }
+        Ok(readings)
     }
 
     /// Returns the memory of the processes on each device by its number, without devices that cannot be read.
@@ -213,8 +216,8 @@ impl Gpus {
         }
         let mut processes = Vec::new();
         for part in parts {
-            let bytes = |process: ProcessInfo| (process.pid, bytes_of(&process));
-            processes.extend(part.running_compute_processes()?.into_iter().map(bytes));
+            let running = part.running_compute_processes()?;
+            processes.extend(running.iter().map(|process| (process.pid, bytes_of(process))));
         }
         Ok(GpuProcesses { processes })
     }
@@ -236,12 +239,11 @@ fn read(device: &Device<'_>, index: u32, seen: &mut LastSamples) -> Result<Vec<G
     Ok(readings)
 }
 
-/// Reads the values that devices and MIG devices share; with `seen`, also those of processes.
+/// Reads the values that devices and MIG devices share; with `seen`, also the values of processes.
 fn read_values(device: &Device<'_>, seen: Option<&mut LastSamples>) -> Result<(GpuReading, Values), String> {
     let uuid = device.uuid().map_err(|error| text(&error))?;
     let mut values = Values::default();
     let rates = values.take(device.utilization_rates());
-    let share = |percent: u32| f64::from(percent) / 100.0;
     let memory = memory(device, &mut values);
     let processes =
         seen.is_some().then(|| values.take(device.running_compute_processes())).flatten().unwrap_or_default();
@@ -249,8 +251,8 @@ fn read_values(device: &Device<'_>, seen: Option<&mut LastSamples>) -> Result<(G
     let kernels = since.and_then(|since| values.take(kernels(device, &processes, since)));
     let reading = GpuReading {
         uuid,
-        utilization: rates.as_ref().map(|rates| share(rates.gpu)),
-        bandwidth: rates.as_ref().map(|rates| share(rates.memory)),
+        utilization: rates.as_ref().map(|rates| f64::from(rates.gpu) / 100.0),
+        bandwidth: rates.as_ref().map(|rates| f64::from(rates.memory) / 100.0),
         memory,
         processes: memory_by_process(&processes),
         kernels,
@@ -261,10 +263,9 @@ fn read_values(device: &Device<'_>, seen: Option<&mut LastSamples>) -> Result<(G
 
 /// Reads the values that only whole devices have.
 fn read_board(device: &Device<'_>, reading: &mut GpuReading, mut values: Values) -> Result<(), String> {
-    let thousandths = |value: u64| value as f64 / 1e3;
-    reading.power = values.take(device.power_usage()).map(|watts| thousandths(watts.into()));
-    reading.power_limit = values.take(device.enforced_power_limit()).map(|watts| thousandths(watts.into()));
-    reading.energy = values.take(device.total_energy_consumption()).map(thousandths);
+    reading.power = values.take(device.power_usage()).map(|milliwatts| f64::from(milliwatts) / 1e3);
+    reading.power_limit = values.take(device.enforced_power_limit()).map(|milliwatts| f64::from(milliwatts) / 1e3);
+    reading.energy = values.take(device.total_energy_consumption()).map(|millijoules| millijoules as f64 / 1e3);
     reading.temperature = values.take(device.temperature(TemperatureSensor::Gpu)).map(f64::from);
     values.verdict()
 }
@@ -304,7 +305,7 @@ fn cpus(device: &Device<'_>) -> Vec<usize> {
     bits.flat_map(|(word, first)| (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| first + bit)).collect()
 }
 
-/// Converts a bus address from the driver's form, `00000000:3B:00.0`, to that of `/sys`.
+/// Converts a bus address from the driver's form, `00000000:3B:00.0`, to the form of `/sys`.
 fn bus_id(text: &str) -> Option<String> {
     let (domain, place) = text.trim_end_matches('\0').split_once(':')?;
     let domain = u32::from_str_radix(domain, 16).ok()?;
@@ -357,8 +358,12 @@ fn kernels(device: &Device<'_>, processes: &[ProcessInfo], since: &mut u64) -> R
         found.entry(sample.pid).or_default().push(sample.sm_util);
         *since = sample.timestamp.max(*since);
     }
-    let mean = |percent: Vec<u32>| f64::from(percent.iter().sum::<u32>()) / percent.len().max(1) as f64;
-    Ok(found.into_iter().map(|(pid, percent)| (pid, mean(percent) / 100.0)).collect())
+    let mut shares = Vec::new();
+    for (pid, percents) in found {
+        let mean = f64::from(percents.iter().sum::<u32>()) / percents.len().max(1) as f64;
+        shares.push((pid, mean / 100.0));
+    }
+    Ok(shares)
 }
 
 /// Distinguishes values that a device does not have from a lost device.

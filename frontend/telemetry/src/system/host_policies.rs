@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use rustix::thread::{CpuSet, sched_getaffinity};
@@ -18,7 +19,7 @@ pub struct HostPolicy {
 /// The processors of a policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Processors {
-    /// Those of a NUMA node.
+    /// The processors of a NUMA node.
     Node(u32),
     /// A list of processors.
     Cores(Vec<usize>),
@@ -32,7 +33,8 @@ impl HostPolicies {
     /// Resolves the settings of the command line on this machine; `nodes` is the system's directory of NUMA nodes. Returns a
     /// warning for each policy without a processor that this process may use.
     pub fn new(given: &[HostPolicy], nodes: &Path) -> (Self, Vec<String>) {
-        let (mut all, mut warnings) = (BTreeMap::new(), Vec::new());
+        let mut all = BTreeMap::new();
+        let mut warnings = Vec::new();
         let of_nodes = given.iter().filter(|policy| matches!(policy.processors, Processors::Node(_)));
         let of_cores = given.iter().filter(|policy| matches!(policy.processors, Processors::Cores(_)));
         // cpu-cores overrides numa-node; among equal settings, the last one counts.
@@ -64,8 +66,8 @@ impl HostPolicies {
     }
 }
 
-/// Returns those of the processors that this process may use.
-fn allowed(mut cpus: Vec<usize>) -> Vec<usize> {
+/// Removes processors that this process may not use.
+pub(super) fn allowed(mut cpus: Vec<usize>) -> Vec<usize> {
     let Ok(allowed) = sched_getaffinity(None) else { return Vec::new() };
     cpus.retain(|cpu| *cpu < CpuSet::MAX_CPU && allowed.is_set(*cpu));
     cpus
@@ -78,12 +80,21 @@ fn of_node(nodes: &Path, node: u32) -> Vec<usize> {
 
 /// Parses a list such as `0-3,8`; a process can be bound to 1024 processors.
 pub fn cores(list: &str) -> Option<Vec<usize>> {
-    let range = |part: &str| {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last) = (first.parse::<usize>().ok()?, last.parse().ok()?);
-        (first <= last && last < 1024).then_some(first..=last)
-    };
-    list.split(',').map(range).collect::<Option<Vec<_>>>().map(|ranges| ranges.into_iter().flatten().collect())
+    let mut cores = Vec::new();
+    for part in list.split(',') {
+        let range = range(part)?;
+        if range.is_empty() || *range.end() >= 1024 {
+            return None;
+        }
+        cores.extend(range);
+    }
+    Some(cores)
+}
+
+/// Parses a part of a list of processors: `8` or `0-3`.
+pub(super) fn range(part: &str) -> Option<RangeInclusive<usize>> {
+    let (first, last) = part.split_once('-').unwrap_or((part, part));
+    Some(first.parse().ok()?..=last.parse().ok()?)
 }
 
 #[cfg(test)]

@@ -70,11 +70,12 @@ impl LatestHost {
 
     /// Returns the busy fraction of the processors and the used fraction of the memory; `None` without a recent reading.
     pub fn utilization(&self, now: Instant) -> (Option<f64>, Option<f64>) {
-        let fractions = |host: &HostReading| {
+        let fractions = self.0.read(now, |host| {
             let total = host.memory.total;
-            Some((host.cpu, (total > 0).then(|| (host.memory.used() as f64 / total as f64).min(1.0))))
-        };
-        self.0.read(now, fractions).unwrap_or_default()
+            let memory = (total > 0).then(|| (host.memory.used() as f64 / total as f64).min(1.0));
+            Some((host.cpu, memory))
+        });
+        fractions.unwrap_or_default()
     }
 }
 

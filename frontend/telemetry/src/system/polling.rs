@@ -51,19 +51,15 @@ impl Polling {
             return Ok(None);
         }
         let (stop, stopped) = mpsc::channel();
-        let poll = move || poll(&settings, (cache, &latest), &workers, &stopped);
-        std::thread::Builder::new().name("system-metrics".to_owned()).spawn(poll)?;
+        std::thread::Builder::new()
+            .name("system-metrics".to_owned())
+            .spawn(move || poll(&settings, cache, &latest, &workers, &stopped))?;
         Ok(Some(Self { _stop: stop }))
     }
 }
 
 /// Reads until stopped. The second reading comes early, because processor utilization needs two.
-fn poll(
-    settings: &Settings,
-    (cache, latest): (Arc<Cache>, &Latest),
-    workers: &impl Workers,
-    stopped: &mpsc::Receiver<()>,
-) {
+fn poll(settings: &Settings, cache: Arc<Cache>, latest: &Latest, workers: &impl Workers, stopped: &mpsc::Receiver<()>) {
     let mut sampler = Sampler::new(settings);
     let mut publisher = Publisher::new(cache);
     let mut read = |now: Instant, log: bool| {
@@ -100,9 +96,12 @@ pub async fn find_gpus(library: Option<PathBuf>, minimum: super::Capability) -> 
     let (sender, found) = oneshot::channel();
     let named = library.is_some();
     // A separate thread, not one of the runtime: a driver that hangs would delay the exit.
-    let open = move || drop(sender.send(Gpus::open(library.as_deref(), minimum).map(|gpus| (gpus.describe(), gpus))));
-    std::thread::Builder::new().name("find-gpus".to_owned()).spawn(open).ok()?;
-    match answer(found, (DRIVER_TIMEOUT, WAKE_TIMEOUT)).await {
+    let thread = std::thread::Builder::new().name("find-gpus".to_owned()).spawn(move || {
+        let opened = Gpus::open(library.as_deref(), minimum);
+        drop(sender.send(opened.map(|gpus| (gpus.describe(), gpus))));
+    });
+    thread.ok()?;
+    match answer(found, DRIVER_TIMEOUT, WAKE_TIMEOUT).await {
         Some(Ok(Ok((described, gpus)))) => {
             tracing::info!("GPUs: {described}");
             if let Some(gap) = device_files::gap() {
@@ -121,10 +120,11 @@ pub async fn find_gpus(library: Option<PathBuf>, minimum: super::Capability) -> 
     None
 }
 
-/// Returns the driver's answer; `None` if it comes after the second time. Logs after the first time that it waits.
+/// Returns the driver's answer; `None` if there is none within `most`. Logs the wait after `usual`.
 async fn answer<T>(
     mut found: oneshot::Receiver<T>,
-    (usual, most): (Duration, Duration),
+    usual: Duration,
+    most: Duration,
 ) -> Option<Result<T, oneshot::error::RecvError>> {
     if let Ok(answer) = timeout(usual, &mut found).await {
         return Some(answer);
@@ -149,8 +149,8 @@ mod tests {
             let _ = sender.send(7);
         });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let limits = (Duration::from_millis(10), Duration::from_secs(10).min(after * 100));
-        let found = runtime.block_on(answer(found, limits));
+        let most = Duration::from_secs(10).min(after * 100);
+        let found = runtime.block_on(answer(found, Duration::from_millis(10), most));
         wait.join().unwrap();
         found.map(|answer| answer.unwrap())
     }
@@ -161,7 +161,7 @@ mod tests {
         assert!(WAKE_TIMEOUT >= Duration::from_secs(60), "eight GPUs need up to a minute");
         let (_sender, found) = oneshot::channel::<u32>();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let limits = (Duration::from_millis(1), Duration::from_millis(20));
-        assert!(runtime.block_on(answer(found, limits)).is_none(), "it hangs");
+        let found = runtime.block_on(answer(found, Duration::from_millis(1), Duration::from_millis(20)));
+        assert!(found.is_none(), "it hangs");
     }
 }

@@ -54,20 +54,25 @@ impl Processes {
     /// Reads the workers, each with the processor time since its last reading; a new process counts from its start.
     pub(crate) fn workers(&mut self, workers: &[(Worker, Option<u32>)]) -> Vec<WorkerReading> {
         let mut known = BTreeMap::new();
-        let readings = workers.iter().map(|(worker, pid)| {
+        let mut readings = Vec::with_capacity(workers.len());
+        for (worker, pid) in workers {
+            let mut reading = WorkerReading { worker: worker.clone(), pid: None, cpu_seconds: 0.0, resident_bytes: 0 };
             let last = self.last.remove(worker);
             let read = pid.and_then(|pid| Some((pid, Stat::read(&self.proc.join(format!("{pid}/stat")))?)));
-            // An ended worker has no reading, nor has a process that reuses its id: a worker leads its process group.
-            let Some((pid, stat)) = read.filter(|(pid, stat)| stat.group == *pid) else {
-                known.extend(last.map(|last| (worker.clone(), last)));
-                return WorkerReading { worker: worker.clone(), pid: None, cpu_seconds: 0.0, resident_bytes: 0 };
-            };
-            let before = last.filter(|last| last.pid == pid && last.start == stat.start).map_or(0, |last| last.ticks);
-            known.insert(worker.clone(), KnownProcess { pid, start: stat.start, ticks: stat.ticks });
-            let cpu_seconds = seconds(stat.ticks.saturating_sub(before));
-            WorkerReading { worker: worker.clone(), pid: Some(pid), cpu_seconds, resident_bytes: stat.resident_bytes }
-        });
-        let readings = readings.collect();
+            match read {
+                // An ended worker has no reading, nor has a process that reuses its id: a worker leads its process group.
+                Some((pid, stat)) if stat.group == pid => {
+                    let same = last.filter(|last| last.pid == pid && last.start == stat.start);
+                    let before = same.map_or(0, |last| last.ticks);
+                    known.insert(worker.clone(), KnownProcess { pid, start: stat.start, ticks: stat.ticks });
+                    reading.pid = Some(pid);
+                    reading.cpu_seconds = seconds(stat.ticks.saturating_sub(before));
+                    reading.resident_bytes = stat.resident_bytes;
+                }
+                _ => known.extend(last.map(|last| (worker.clone(), last))),
+            }
+            readings.push(reading);
+        }
         self.last = known;
         readings
     }
@@ -80,9 +85,9 @@ pub fn process_of(proc: &Path, pid: u32) -> Option<(u64, Option<f64>)> {
     Some((stat.resident_bytes, boot.map(|boot| boot as f64 + seconds(stat.start))))
 }
 
-/// Returns the bytes that would become free if a worker ended: those that only it has written, also if they were swapped out, and
-/// those of memory that it shares with this process (proc_pid_smaps(5)). Not among them are unchanged pages of files, which the
-/// kernel can drop, and memory that it still shares with its fork server. `None` if it cannot be read.
+/// Returns the bytes that would become free if a worker ended: memory that only the worker has written, also if it was swapped out,
+/// and memory that the worker shares with this process (proc_pid_smaps(5)). Unchanged pages of files, which the kernel can drop, and
+/// memory that the worker still shares with its fork server are not included. `None` if the file cannot be read.
 pub fn written_memory(proc: &Path, pid: u32) -> Option<u64> {
     let text = fs::read_to_string(proc.join(format!("{pid}/smaps_rollup"))).ok()?;
     let kilobytes = |key: &str| {
@@ -133,7 +138,7 @@ fn seconds(ticks: u64) -> f64 {
 /// Returns the number of open files. Since Linux 6.2 it is the size of the folder; older kernels need a listing.
 fn open_files(folder: &Path) -> Option<u64> {
     let size = fs::metadata(folder).ok()?.len();
-    // A folder on a disk has a size too; only that of /proc is the number.
+    // A folder on a disk has a size too; only a folder of /proc has the number of files as its size.
     let counted = size > 0 && folder.starts_with("/proc");
     if counted { Some(size) } else { Some(fs::read_dir(folder).ok()?.count() as u64) }
 }

@@ -29,12 +29,11 @@ impl GpuProcesses {
     /// Returns the bytes of some processes. In a container with a PID namespace, the driver may report ids of the host: if none of
     /// the ids is known, and some ids are of no process here, the bytes are not known.
     fn of(&self, pids: &[u32], exists: impl Fn(u32) -> bool) -> Option<u64> {
-        let own = self.processes.iter().filter(|(pid, _)| pids.contains(pid)).map(|(_, bytes)| *bytes);
-        let own: Vec<Option<u64>> = own.collect();
-        if own.is_empty() && self.processes.iter().any(|(pid, _)| !exists(*pid)) {
+        let is_known = self.processes.iter().any(|(pid, _)| pids.contains(pid));
+        if !is_known && self.processes.iter().any(|(pid, _)| !exists(*pid)) {
             return None;
         }
-        own.into_iter().sum()
+        self.processes.iter().filter(|(pid, _)| pids.contains(pid)).map(|(_, bytes)| *bytes).sum()
     }
 }
 

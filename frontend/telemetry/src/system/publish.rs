@@ -1,4 +1,4 @@
-//! Publishes readings as metrics: those of the host with the label `Level`, those with Triton's names, and those of Pharos.
+//! Publishes readings as metrics: metrics of the host with the label `Level`, metrics with Triton's names, and metrics of Pharos.
 //!
 //! A series that the last reading did not fill is removed from all views. The gauges with the label `Level` are also logged when
 //! the log is due, and increments of counters at once, if the definition logs them; the views always show the last reading.
@@ -47,9 +47,15 @@ struct PublishedSeries {
 
 impl Publisher {
     pub(super) fn new(cache: Arc<Cache>) -> Self {
-        let (hostname, generation) = (cache.hostname().to_owned(), cache.generation());
-        let (series, energy) = (BTreeMap::new(), BTreeMap::new());
-        Self { cache, hostname, generation, series, energy, reading: 0, log: false }
+        Self {
+            hostname: cache.hostname().to_owned(),
+            generation: cache.generation(),
+            cache,
+            series: BTreeMap::new(),
+            energy: BTreeMap::new(),
+            reading: 0,
+            log: false,
+        }
     }
 
     /// Publishes readings. With `log`, logs each logged metric once, in the order of the log format.
@@ -87,12 +93,14 @@ impl Publisher {
             self.set(Builtin::CpuUtilization, &[], cpu);
         }
         if let Some(disk) = host.disk {
-            let (used, available) = (disk.used as f64, disk.available as f64);
+            let used = disk.used as f64;
+            let available = disk.available as f64;
             self.set(Builtin::TsDiskAvailable, &host_labels, available / GIGABYTE);
             self.set(Builtin::TsDiskUsage, &host_labels, used / GIGABYTE);
             self.set(Builtin::TsDiskUtilization, &host_labels, percent(used, used + available));
         }
-        let (total, used) = (host.memory.total as f64, host.memory.used() as f64);
+        let total = host.memory.total as f64;
+        let used = host.memory.used() as f64;
         self.set(Builtin::TsMemoryAvailable, &host_labels, (total - used) / MEGABYTE);
         self.set(Builtin::TsMemoryUsed, &host_labels, used / MEGABYTE);
         self.set(Builtin::TsMemoryUtilization, &host_labels, percent(used, total));
@@ -131,7 +139,8 @@ impl Publisher {
         let memory = gpu.memory.map(|memory| (memory.total as f64, memory.used as f64));
         // Metrics with the label `Level` identify devices by number, and have no series for MIG devices.
         if !gpu.mig {
-            let (number, hostname) = (gpu.index.to_string(), self.hostname.clone());
+            let number = gpu.index.to_string();
+            let hostname = self.hostname.clone();
             let host_labels = [LEVEL, number.as_str(), hostname.as_str()];
             let utilization = memory.map(|(total, used)| percent(used, total));
             self.set_some(Builtin::TsGpuMemoryUtilization, &host_labels, utilization);
@@ -194,7 +203,8 @@ impl Publisher {
 
     /// Removes every series that this reading did not fill.
     fn remove_stale(&mut self) {
-        let (reading, cache) = (self.reading, &self.cache);
+        let reading = self.reading;
+        let cache = &self.cache;
         self.series.retain(|(metric, _), shown| {
             let fresh = shown.reading == reading;
             if !fresh {

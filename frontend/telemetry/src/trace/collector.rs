@@ -97,7 +97,8 @@ impl Exporter {
 
 impl Sink for Exporter {
     fn finished(&self, trace: Finished) {
-        let (spans, bytes) = (otlp::count(&trace), trace.bytes());
+        let spans = otlp::count(&trace);
+        let bytes = trace.bytes();
         let mut waiting = self.queue.lock();
         let fits =
             waiting.spans + spans <= self.collector.max_queue_size as usize && waiting.bytes + bytes <= WAITING_BYTES;
@@ -170,14 +171,18 @@ impl CollectorThread {
     /// Takes the traces of one export: as many as fit its limits of spans and bytes, at least one.
     fn take(&self) -> Option<Vec<Finished>> {
         let mut waiting = self.queue.lock();
-        let (mut batch, mut spans, mut bytes) = (Vec::new(), 0, 0);
+        let mut batch = Vec::new();
+        let mut spans = 0;
+        let mut bytes = 0;
         while let Some(trace) = waiting.traces.front() {
-            let (more, larger) = (otlp::count(trace), trace.bytes());
-            let fits = spans + more <= self.collector.max_export_batch_size as usize && bytes + larger <= EXPORT_BYTES;
+            let more_spans = spans + otlp::count(trace);
+            let more_bytes = bytes + trace.bytes();
+            let fits = more_spans <= self.collector.max_export_batch_size as usize && more_bytes <= EXPORT_BYTES;
             if !batch.is_empty() && !fits {
                 break;
             }
-            (spans, bytes) = (spans + more, bytes + larger);
+            spans = more_spans;
+            bytes = more_bytes;
             batch.extend(waiting.traces.pop_front());
         }
         waiting.spans -= spans;
@@ -222,6 +227,7 @@ impl CollectorThread {
     }
 
     fn sent(&mut self, traces: usize, spans: usize, rejected: Option<Rejected>) {
+        let url = &self.collector.endpoint.url;
         let (refused, why) = rejected.map(|rejected| (rejected.count, rejected.reason)).unwrap_or_default();
         let refused = usize::try_from(refused).unwrap_or(spans).min(spans);
         add(self.counts.exports.as_ref(), 1);
@@ -229,12 +235,9 @@ impl CollectorThread {
         add(self.counts.spans_exported.as_ref(), spans - refused);
         add(self.counts.spans_dropped.as_ref(), refused);
         if refused > 0 {
-            tracing::warn!(
-                "the trace collector at {} refused {refused} of {spans} spans: {why}",
-                self.collector.endpoint.url
-            );
+            tracing::warn!("the trace collector at {url} refused {refused} of {spans} spans: {why}");
         }
-        let (url, most) = (&self.collector.endpoint.url, self.collector.max_queue_size);
+        let most = self.collector.max_queue_size;
         let dropped = std::mem::take(&mut self.queue.lock().dropped);
         if let Some(failed) = self.lost.take() {
             tracing::info!("the trace collector at {url} answers again; {} spans were lost", failed + dropped);
@@ -248,7 +251,9 @@ impl CollectorThread {
     fn failed(&mut self, failure: &Failure) {
         if self.lost.is_none() {
             self.lost = Some(0);
-            let (url, most, text) = (&self.collector.endpoint.url, self.collector.max_queue_size, &failure.text);
+            let url = &self.collector.endpoint.url;
+            let most = self.collector.max_queue_size;
+            let text = &failure.text;
             tracing::warn!(
                 "the trace collector at {url} does not accept spans: {text}; up to {most} wait, further ones are dropped"
             );

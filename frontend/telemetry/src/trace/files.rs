@@ -54,8 +54,11 @@ impl Files {
     /// The file cannot be created or written, or the thread cannot be started.
     pub(super) fn start(path: PathBuf, counts: Counts) -> io::Result<Arc<Self>> {
         writable(&path).map_err(|error| {
-            let (path, allowed) = (path.display(), "a writable file in an existing folder");
-            io::Error::new(error.kind(), format!("cannot write the trace file '{path}': {error}; expected {allowed}"))
+            let path = path.display();
+            let text = format!(
+                "cannot write the trace file '{path}': {error}; expected a writable file in an existing folder"
+            );
+            io::Error::new(error.kind(), text)
         })?;
         let (sender, receiver) = mpsc::sync_channel(WAITING);
         let (ending, ended) = mpsc::channel();
@@ -107,7 +110,7 @@ struct Target {
     file: File,
     /// The position of the end of the array, which the next trace overwrites; 0 for a file without an array.
     end: u64,
-    /// The records to write, without the text that separates them from those in the file.
+    /// The records to write, without the text that separates them from the records in the file.
     pending: String,
     /// Traces in `pending`.
     count: usize,
@@ -137,14 +140,15 @@ impl Target {
     }
 
     fn write(&mut self) -> io::Result<usize> {
-        let (records, count) = (std::mem::take(&mut self.pending), std::mem::take(&mut self.count));
+        let records = std::mem::take(&mut self.pending);
+        let count = std::mem::take(&mut self.count);
         if records.is_empty() {
             return Ok(count);
         }
-        let named = |error: io::Error| io::Error::new(error.kind(), format!("'{}': {error}", self.path.display()));
         if !self.is_intact() {
-            self.file = File::create(&self.path).map_err(named)?;
-            (self.end, self.written) = (0, 0);
+            self.file = File::create(&self.path).map_err(|error| named(&self.path, &error))?;
+            self.end = 0;
+            self.written = 0;
         }
         let start = if self.end == 0 { OPEN } else { BETWEEN };
         let text = [start, &records, CLOSE].concat();
@@ -154,7 +158,7 @@ impl Target {
             if self.end > 0 {
                 let _ = self.file.write_all_at(CLOSE.as_bytes(), self.end);
             }
-            return Err(named(error));
+            return Err(named(&self.path, &error));
         }
         self.end += (text.len() - CLOSE.len()) as u64;
         self.written += count as u64;
@@ -207,7 +211,8 @@ impl Writer {
         match target {
             Ok(target) => {
                 target.add(trace);
-                let (waiting, full) = (target.pending.len(), target.is_full(sample.log_frequency));
+                let waiting = target.pending.len();
+                let full = target.is_full(sample.log_frequency);
                 if sample.log_frequency > 0 && full {
                     self.complete_group(sample.generation, sample.log_frequency);
                 }
@@ -259,9 +264,11 @@ impl Writer {
     }
 
     fn write_all(&mut self) {
-        let (mut whole, mut groups) = (self.whole.take(), std::mem::take(&mut self.groups));
+        let mut whole = self.whole.take();
+        let mut groups = std::mem::take(&mut self.groups);
         whole.iter_mut().chain(groups.values_mut()).for_each(|target| self.write(target));
-        (self.whole, self.groups) = (whole, groups);
+        self.whole = whole;
+        self.groups = groups;
     }
 
     fn write(&mut self, target: &mut Target) {
@@ -293,7 +300,11 @@ fn writable(path: &Path) -> io::Result<()> {
 }
 
 fn create(path: &Path) -> io::Result<Target> {
-    Target::create(path).map_err(|error| io::Error::new(error.kind(), format!("'{}': {error}", path.display())))
+    Target::create(path).map_err(|error| named(path, &error))
+}
+
+fn named(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("'{}': {error}", path.display()))
 }
 
 #[cfg(test)]

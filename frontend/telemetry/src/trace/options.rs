@@ -12,7 +12,7 @@ use crate::otlp::Endpoint;
 pub struct Tracing {
     /// Files or a collector.
     pub mode: Mode,
-    /// The settings of what is traced.
+    /// The settings of levels, rates and counts.
     pub values: Values,
     /// The trace file; empty for none.
     pub file: PathBuf,
@@ -29,7 +29,7 @@ pub struct Tracing {
 pub struct Collector {
     /// The collector; clients see its URL.
     pub endpoint: Endpoint,
-    /// Resource attributes of this server, in addition to those of every server.
+    /// Resource attributes of this server, in addition to the attributes of every server.
     pub resource: Vec<(String, String)>,
     /// `resource` as given on the command line.
     pub given_resource: String,

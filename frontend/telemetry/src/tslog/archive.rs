@@ -20,7 +20,7 @@ pub(super) struct Archive {
     name: String,
     keep: usize,
     /// Locked while files are compressed, so that only one thread does so at a time.
-    one: Arc<Mutex<()>>,
+    compressing: Arc<Mutex<()>>,
     running: Option<JoinHandle<()>>,
 }
 
@@ -30,8 +30,13 @@ type RotationKey = (String, u32);
 impl Archive {
     /// Creates the archive of `NAME.log` in `directory`, which keeps `keep` files.
     pub(super) fn new(directory: &Path, name: &str, keep: usize) -> Self {
-        let (directory, name) = (directory.to_owned(), name.to_owned());
-        Self { directory, name, keep, one: Arc::default(), running: None }
+        Self {
+            directory: directory.to_owned(),
+            name: name.to_owned(),
+            keep,
+            compressing: Arc::default(),
+            running: None,
+        }
     }
 
     /// Renames the log and starts its compression.
@@ -62,18 +67,21 @@ impl Archive {
     }
 
     fn start(&mut self) {
-        let (directory, name, keep, one) = (self.directory.clone(), self.name.clone(), self.keep, self.one.clone());
-        let work = move || {
-            let _one = one.lock().unwrap_or_else(PoisonError::into_inner);
+        let directory = self.directory.clone();
+        let name = self.name.clone();
+        let keep = self.keep;
+        let compressing = self.compressing.clone();
+        let thread = thread::Builder::new().name("tslog-archive".into()).spawn(move || {
+            let _compressing = compressing.lock().unwrap_or_else(PoisonError::into_inner);
             if let Err(error) = compress_all(&directory, &name, keep) {
                 tracing::error!(
                     "cannot compress the archived metric logs of '{name}' in '{}': {error}",
                     directory.display()
                 );
             }
-        };
-        match thread::Builder::new().name("tslog-archive".into()).spawn(work) {
-            // A thread that still runs has the lock; this one ends after it.
+        });
+        match thread {
+            // The lock makes this thread end after an earlier one that still runs.
             Ok(thread) => self.running = Some(thread),
             Err(error) => tracing::error!("cannot start compressing archived metric logs: {error}"),
         }
@@ -98,7 +106,7 @@ fn rotation_key(file: &str, name: &str, ending: &str) -> Option<RotationKey> {
     Some((date.to_owned(), number.parse().ok()?)).filter(|_| is_date)
 }
 
-/// Compresses all files and removes the oldest. A file with an error does not keep the others from it.
+/// Compresses all files and removes the oldest. An error of one file does not stop the others.
 fn compress_all(directory: &Path, name: &str, keep: usize) -> io::Result<()> {
     let mut result = Ok(());
     for (_, path) in list(directory, name, PLAIN) {

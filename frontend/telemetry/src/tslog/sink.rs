@@ -29,10 +29,10 @@ pub(super) trait Sink {
     fn waits(&self) -> bool;
 }
 
-/// The directory of the files. One process writes there at a time: the lines of two would be mixed.
+/// The directory of the files. One process writes there at a time: lines of two processes would be mixed.
 pub(super) struct Folder {
     path: PathBuf,
-    /// The locked directory, once it is. Used by the writing thread only.
+    /// The directory, once this process has locked it. Used by the writing thread only.
     lock: Mutex<Option<fs::File>>,
 }
 
@@ -82,7 +82,7 @@ pub(super) struct LogFile {
 impl LogFile {
     /// Opens or creates the file in a directory; a failure is retried with the first lines. The file is archived at
     /// `max_bytes`; `keep` archived files are kept.
-    pub(super) fn open(file: File, folder: Arc<Folder>, (max_bytes, keep): (u64, usize)) -> Self {
+    pub(super) fn open(file: File, folder: Arc<Folder>, max_bytes: u64, keep: usize) -> Self {
         let location = folder.path.as_path();
         let archive = Archive::new(location, file.as_str(), keep);
         let path = location.join(format!("{}.log", file.as_str()));
@@ -281,9 +281,11 @@ impl Stdout {
         let is_pipe = rustix::fs::fstat(rustix::stdio::stdout())
             .is_ok_and(|found| rustix::fs::FileType::from_raw_mode(found.st_mode) == rustix::fs::FileType::Fifo);
         let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
-        let open = || OpenOptions::new().write(true).custom_flags(nonblocking).open("/proc/self/fd/1").ok();
-        // Without /proc, or if the pipe belongs to another user, polling must suffice.
-        let pipe = is_pipe.then(open).flatten();
+        let pipe = match is_pipe {
+            // Fails without /proc, or if the pipe belongs to another user; then polling must suffice.
+            true => OpenOptions::new().write(true).custom_flags(nonblocking).open("/proc/self/fd/1").ok(),
+            false => None,
+        };
         Self { pipe, lines: ConsoleLines::default() }
     }
 
@@ -312,8 +314,8 @@ impl ConsoleLines {
     /// Passes lines to `write` until it returns [`Errno::AGAIN`]. Any other failure closes the destination and skips the lines.
     fn write(&mut self, mut write: impl FnMut(&[u8]) -> Result<usize, Errno>) {
         while !self.pending.rest().is_empty() {
-            let part = self.pending.rest();
-            let part = part.get(..PIPE_BYTES).unwrap_or(part);
+            let rest = self.pending.rest();
+            let part = rest.get(..PIPE_BYTES).unwrap_or(rest);
             // Whole lines, because lines of the server's log may come between writes.
             let whole = part.iter().rposition(|byte| *byte == b'\n').map_or(part.len(), |at| at + 1);
             match write(part.get(..whole).unwrap_or(part)) {
@@ -329,7 +331,8 @@ impl ConsoleLines {
     fn close(&mut self, error: &io::Error) {
         tracing::error!("stopped logging metrics to standard output: {error}");
         self.skipped += self.pending.text.lines().count() as u64;
-        (self.pending, self.closed) = (Pending::default(), true);
+        self.pending = Pending::default();
+        self.closed = true;
     }
 }
 

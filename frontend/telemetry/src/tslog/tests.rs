@@ -26,7 +26,7 @@ impl Logs {
     }
 
     fn open(&self, max_bytes: u64, keep: usize) -> LogFile {
-        LogFile::open(File::Ts, Folder::new(&self.path()), (max_bytes, keep))
+        LogFile::open(File::Ts, Folder::new(&self.path()), max_bytes, keep)
     }
 
     fn log(&self) -> PathBuf {

@@ -52,12 +52,12 @@ async fn download(url: &str, file: &mut File, allowed: impl Fn(&str) -> Result<(
     let client = client::new().map_err(|why| failed(url, &why))?;
     let mut place: Uri = url.parse().map_err(|error| failed(url, &format!("invalid URL: {error}")))?;
     for _ in 0..=REDIRECTS {
-        let request = Request::get(place.clone()).body(Empty::<Bytes>::new());
-        let request = request.map_err(|error| failed(url, &error.to_string()))?;
+        let request =
+            Request::get(place.clone()).body(Empty::<Bytes>::new()).map_err(|error| failed(url, &error.to_string()))?;
         let answer = timeout(READ_TIMEOUT, client.request(request))
             .await
-            .map_err(|_| failed(url, "timed out waiting for a response"))?;
-        let answer = answer.map_err(|error| failed(url, &client::deepest(&error)))?;
+            .map_err(|_| failed(url, "timed out waiting for a response"))?
+            .map_err(|error| failed(url, &client::deepest(&error)))?;
         if answer.status().is_redirection() {
             let next = answer.headers().get(LOCATION).and_then(|next| next.to_str().ok());
             place = next
@@ -76,8 +76,11 @@ async fn download(url: &str, file: &mut File, allowed: impl Fn(&str) -> Result<(
 
 /// Resolves the `Location` header `next` against `place` (RFC 3986, 5.2); `None` for schemes other than HTTP and HTTPS.
 fn resolve_redirect(place: &Uri, next: &str) -> Option<Uri> {
-    let next = Url::parse(&place.to_string()).ok()?.join(next).ok()?;
-    matches!(next.scheme(), "http" | "https").then(|| next.as_str().parse().ok()).flatten()
+    let resolved = Url::parse(&place.to_string()).ok()?.join(next).ok()?;
+    match resolved.scheme() {
+        "http" | "https" => resolved.as_str().parse().ok(),
+        _ => None,
+    }
 }
 
 async fn write(mut body: hyper::body::Incoming, file: &mut File) -> Result<(), String> {
@@ -87,8 +90,8 @@ async fn write(mut body: hyper::body::Incoming, file: &mut File) -> Result<(), S
         let frame =
             timeout(READ_TIMEOUT, body.frame()).await.map_err(|_| "timed out waiting for more data".to_owned())?;
         let Some(frame) = frame else { return file.flush().map_err(unwritable) };
-        let frame = frame.map_err(|error| client::deepest(&error))?;
-        let Some(data) = frame.data_ref() else { continue };
+        let received = frame.map_err(|error| client::deepest(&error))?;
+        let Some(data) = received.data_ref() else { continue };
         left = left
             .checked_sub(data.len() as u64)
             .ok_or_else(|| format!("the archive is larger than {MAX_BYTES} bytes"))?;

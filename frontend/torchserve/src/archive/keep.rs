@@ -21,7 +21,7 @@ const PART: (&str, &str) = (".pharos-", ".part");
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredFile {
     path: PathBuf,
-    /// Device and inode, which tell whether the file has been replaced since.
+    /// Device and inode, to detect that the file was replaced.
     identity: (u64, u64),
 }
 
@@ -52,9 +52,9 @@ fn identity(metadata: &fs::Metadata) -> (u64, u64) {
 /// # Errors
 /// The path does not end in a usable file name.
 pub(super) fn name_of(url: &str) -> Result<String, Refused> {
-    let path = url.split(['?', '#']).next().unwrap_or(url);
-    let path = path.split_once("://").map_or(path, |(_, rest)| rest);
-    let name = path.split_once('/').and_then(|(_, path)| path.rsplit('/').next()).unwrap_or_default();
+    let whole = url.split(['?', '#']).next().unwrap_or(url);
+    let without_scheme = whole.split_once("://").map_or(whole, |(_, rest)| rest);
+    let name = without_scheme.split_once('/').and_then(|(_, path)| path.rsplit('/').next()).unwrap_or_default();
     let usable = !name.is_empty() && !name.starts_with('.') && name.len() <= 200;
     if usable && !name.contains(|c: char| c.is_control() || c == '\\') {
         return Ok(name.to_owned());
@@ -77,7 +77,7 @@ impl Part {
     /// Creates an incomplete file in the store.
     ///
     /// # Errors
-    /// The file cannot be created, or not be marked as one that came by request.
+    /// The file cannot be created, or the mark of a file that came by request cannot be set.
     pub(super) fn new(store: &Path, name: &str, origin: CodeOrigin) -> io::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         remove_incomplete(store);
@@ -89,7 +89,7 @@ impl Part {
             // The lock shows other registrations, also of other servers, that the file is still in use. Errors are ignored: some
             // file systems have no locks.
             let locked = flock(&file, FlockOperation::NonBlockingLockExclusive);
-            // Before that, one may have taken it for the file of a killed server.
+            // Before the lock, another registration may have removed the file as one of a killed server.
             if locked != Err(Errno::WOULDBLOCK) && fs::symlink_metadata(&path).is_ok() {
                 let part = Self { path, target: store.join(name), file, origin };
                 // Before the download.
@@ -134,13 +134,13 @@ impl Part {
 /// The extended attribute of a file in the model store that came by request.
 const MARK: &str = "user.pharos.by_request";
 
-/// Returns what changes when a file is written.
+/// Returns the size and the time of the last change, which identify the content.
 fn content(found: &fs::Metadata) -> String {
     format!("{} {} {}", found.size(), found.mtime(), found.mtime_nsec())
 }
 
 /// Returns whether a file of the model store came by request, and not from the operator: also after a restart, and if the file is
-/// registered by its name. One that was written since is the operator's.
+/// registered by its name. A file that was written since is the operator's.
 pub(super) fn came_by_request(path: &Path) -> bool {
     let mut value = [0; 128];
     let Ok(length) = getxattr(path, MARK, &mut value) else { return false };

@@ -73,10 +73,9 @@ fn manifest(directory: &Path) -> Result<Option<Value>, String> {
     if metadata.len() > MAX_BYTES {
         return Err(format!("its manifest has {} bytes; at most {MAX_BYTES} are allowed", metadata.len()));
     }
-    let unusable = |error: String| format!("invalid manifest: {error}");
-    let text = fs::read_to_string(&path).map_err(|error| unusable(error.to_string()))?;
-    let value: Value = serde_json::from_str(&text).map_err(|error| unusable(error.to_string()))?;
-    if value.is_object() { Ok(Some(value)) } else { Err(unusable("expected a JSON object".to_owned())) }
+    let text = fs::read_to_string(&path).map_err(|error| format!("invalid manifest: {error}"))?;
+    let value: Value = serde_json::from_str(&text).map_err(|error| format!("invalid manifest: {error}"))?;
+    if value.is_object() { Ok(Some(value)) } else { Err("invalid manifest: expected a JSON object".to_owned()) }
 }
 
 /// Returns the non-empty string at a JSON pointer. Numbers and booleans count as their text, as in Gson, with which TorchServe

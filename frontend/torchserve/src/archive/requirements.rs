@@ -26,7 +26,7 @@ const PIP_TEMPORARY: &str = ".pip-temporary";
 /// The file with pip's output, in the directory that pip installs into.
 const PIP_LOG: &str = ".pip.log";
 
-/// Installs requirements if the settings enable it and the archive has any. Returns the directory of the packages if it is not
+/// Installs requirements if the settings enable it and the archive has any. Returns the directory of the packages if it differs from
 /// the archive's. Ends pip when `exiting` becomes true.
 ///
 /// # Errors
@@ -51,11 +51,12 @@ pub(super) fn install(
     let directory = archive.directory.path();
     let separate = if archive.directory.is_own() { None } else { Some(new_directory(settings)?) };
     let target = separate.as_ref().map_or(directory, Unpacked::path);
-    let exits = || *exiting.borrow();
     let sandbox = settings.pip.sandbox.as_ref().filter(|_| archive.origin == CodeOrigin::Request);
-    let installed = settings.pip.install((directory, file), target, sandbox, || !exits());
-    installed.map_err(|why| if exits() { Refused::exiting() } else { failed(&why) })?;
-    Ok(separate)
+    match settings.pip.install(directory, file, target, sandbox, || !*exiting.borrow()) {
+        Ok(()) => Ok(separate),
+        Err(_) if *exiting.borrow() => Err(Refused::exiting()),
+        Err(why) => Err(failed(&why)),
+    }
 }
 
 fn is_for_pip(name: &str) -> bool {
@@ -73,19 +74,20 @@ fn end_of(file: &mut File) -> impl Read {
 }
 
 impl Pip {
-    /// Installs the packages listed in a file of a directory into `target`, which then belongs to the user, while this is `wanted`.
+    /// Installs the packages listed in a file of a directory into `target`, which then belongs to the user, while `wanted` is true.
     /// Paths in the file are relative to the directory.
     fn install(
         &self,
-        (directory, file): (&Path, &str),
+        directory: &Path,
+        file: &str,
         target: &Path,
         sandbox: Option<&PipSandbox>,
         wanted: impl Fn() -> bool,
     ) -> Result<(), String> {
         let path = target.join(PIP_LOG);
         let cannot_write = |error: io::Error| format!("cannot write '{}': {error}", path.display());
-        let output = File::options().read(true).write(true).create(true).truncate(true).open(&path);
-        let mut output = output.map_err(cannot_write)?;
+        let mut output =
+            File::options().read(true).write(true).create(true).truncate(true).open(&path).map_err(cannot_write)?;
         let temporary = target.join(PIP_TEMPORARY);
         let mut command = match sandbox {
             Some(sandbox) => {
@@ -105,7 +107,7 @@ impl Pip {
             command.env("TMPDIR", &temporary);
         }
         if let Some(user) = &self.user {
-            // A directory that is the target needs no other rights.
+            // The target needs no other rights.
             let granted = if directory == target { Ok(()) } else { user.grant_read(directory) };
             let given = granted.and_then(|()| user.give(target));
             given.map_err(|error| format!("the user '{}' cannot be given its files: {error}", user.name()))?;
@@ -117,11 +119,11 @@ impl Pip {
             command.spawn().map_err(|error| format!("cannot start '{}': {error}", self.python.display()))?;
         let status = wait_while(&mut child, PIP_TIMEOUT, wanted)
             .ok_or_else(|| format!("pip did not end within {} s", PIP_TIMEOUT.as_secs()))?;
-        let mut text = Vec::new();
-        // Not by its name, at which code of a package may have put another file.
-        let _ = end_of(&mut output).read_to_end(&mut text);
+        let mut end = Vec::new();
+        // Read through the descriptor: code of a package may have put another file at the path.
+        let _ = end_of(&mut output).read_to_end(&mut end);
         // The end may begin within a character.
-        let text = String::from_utf8_lossy(&text);
+        let text = String::from_utf8_lossy(&end);
         let _ = fs::remove_file(&path);
         if sandbox.is_some() {
             // The program has ended, and what it left there is not used.

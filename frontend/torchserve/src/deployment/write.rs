@@ -74,7 +74,7 @@ fn scheduling(deployment: &Deployment) -> String {
         ),
         None => {
             // A batch of one request does not wait for others.
-            let delay = if deployment.batch_size > 1 { delay } else { 0 };
+            let wait = if deployment.batch_size > 1 { delay } else { 0 };
             let timeout = u64::from(deployment.client_timeout) * 1000;
             let limit = match timeout {
                 0 => String::new(),
@@ -83,7 +83,7 @@ fn scheduling(deployment: &Deployment) -> String {
                 ),
             };
             format!(
-                "dynamic_batching {{ max_queue_delay_microseconds: {delay} default_queue_policy {{ max_queue_size: \
+                "dynamic_batching {{ max_queue_delay_microseconds: {wait} default_queue_policy {{ max_queue_size: \
                  {queue}{limit} }} }}"
             )
         }
@@ -121,9 +121,14 @@ fn instances(deployment: &Deployment) -> Vec<String> {
         Device::Cpu => vec![format!("instance_group {{ count: {workers} kind: KIND_CPU }}")],
         Device::Gpu(ids) => {
             let devices = u32::try_from(ids.len()).unwrap_or(1).max(1);
-            let share = |place: u32| workers / devices + u32::from(place < workers % devices);
-            let shares = ids.iter().zip(0..).map(|(id, place)| (id, share(place))).filter(|(_, count)| *count > 0);
-            shares.map(|(id, count)| format!("instance_group {{ count: {count} kind: KIND_GPU gpus: {id} }}")).collect()
+            let mut groups = Vec::new();
+            for (id, place) in ids.iter().zip(0..) {
+                let count = workers / devices + u32::from(place < workers % devices);
+                if count > 0 {
+                    groups.push(format!("instance_group {{ count: {count} kind: KIND_GPU gpus: {id} }}"));
+                }
+            }
+            groups
         }
     }
 }

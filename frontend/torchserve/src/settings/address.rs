@@ -4,14 +4,19 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
 use super::Address;
 
-/// The default ports of a listener: without TLS and with TLS.
-pub(super) type Ports = (u16, u16);
+/// The default ports of a listener.
+pub(super) struct Ports {
+    /// The port without TLS.
+    pub(super) plain: u16,
+    /// The port with TLS.
+    pub(super) secure: u16,
+}
 
 /// Parses the address in `key`.
 ///
 /// # Errors
 /// The address is invalid; the text names the key, the value and what is allowed.
-pub(super) fn parse(key: &str, value: &str, (plain, secure): Ports) -> Result<Address, String> {
+pub(super) fn parse(key: &str, value: &str, ports: Ports) -> Result<Address, String> {
     let allowed = |why: &str| {
         format!(
             "{key}={value}: {why}; allowed are http://HOST[:PORT] and https://HOST[:PORT], such as http://127.0.0.1:8080"
@@ -28,7 +33,7 @@ pub(super) fn parse(key: &str, value: &str, (plain, secure): Ports) -> Result<Ad
     };
     let authority = rest.trim_end_matches('/');
     let (host, port) = split(authority).ok_or_else(|| allowed("invalid host or port"))?;
-    let port = port.unwrap_or(if tls { secure } else { plain });
+    let port = port.unwrap_or(if tls { ports.secure } else { ports.plain });
     let socket = resolve(host, port).map_err(|why| allowed(&why))?;
     Ok(Address { socket, tls })
 }
@@ -67,11 +72,11 @@ fn resolve(host: &str, port: u16) -> Result<SocketAddr, String> {
     if let Ok(address) = host.parse::<IpAddr>() {
         return Ok(SocketAddr::new(address, port));
     }
-    let found = (host, port).to_socket_addrs().map_err(|error| format!("cannot resolve the host '{host}': {error}"))?;
+    let addresses =
+        (host, port).to_socket_addrs().map_err(|error| format!("cannot resolve the host '{host}': {error}"))?;
     // As in Java, prefer IPv4 if a name has addresses of both families.
-    let mut found: Vec<SocketAddr> = found.collect();
-    found.sort_by_key(SocketAddr::is_ipv6);
-    found.first().copied().ok_or_else(|| format!("the host '{host}' has no address"))
+    let preferred = addresses.min_by_key(SocketAddr::is_ipv6);
+    preferred.ok_or_else(|| format!("the host '{host}' has no address"))
 }
 
 #[cfg(test)]
@@ -81,7 +86,7 @@ mod tests {
 
     #[test]
     fn addresses_have_the_ports_of_their_listener() {
-        let at = |text: &str| parse("inference_address", text, (8080, 8443)).unwrap();
+        let at = |text: &str| parse("inference_address", text, Ports { plain: 8080, secure: 8443 }).unwrap();
         let address = |socket: &str, tls| Address { socket: socket.parse().unwrap(), tls };
         assert_eq!(at("http://127.0.0.1:28080"), address("127.0.0.1:28080", false));
         assert_eq!(at("http://0.0.0.0"), address("0.0.0.0:8080", false));
@@ -96,7 +101,7 @@ mod tests {
         for text in
             ["127.0.0.1:8080", "http://", "http://:80", "http://h:x", "http://h:70000", "http://[::1", "unix:/tmp/s"]
         {
-            let error = parse("inference_address", text, (1, 2)).unwrap_err();
+            let error = parse("inference_address", text, Ports { plain: 1, secure: 2 }).unwrap_err();
             assert!(error.contains(&format!("inference_address={text}: ")) && error.contains("allowed"), "{error}");
         }
         let error = grpc("grpc_inference_address", "no such host", 1, false).unwrap_err();

@@ -131,18 +131,18 @@ pub(super) fn known(name: &str) -> Option<&'static Key> {
 
 /// Returns the known key most similar to `name`, if one is similar enough.
 pub(super) fn nearest(name: &str) -> Option<&'static str> {
-    let likeness = |key: &Key| distance(key.name, name);
-    KEYS.iter().map(|key| (likeness(key), key.name)).min().filter(|(far, _)| *far <= 3).map(|(_, name)| name)
+    let (difference, nearest) = KEYS.iter().map(|key| (distance(key.name, name), key.name)).min()?;
+    (difference <= 3).then_some(nearest)
 }
 
 /// Returns the edit distance: the number of characters to change, add or remove.
 fn distance(one: &str, other: &str) -> usize {
-    let other: Vec<char> = other.chars().collect();
-    let mut row: Vec<usize> = (0..=other.len()).collect();
+    let columns: Vec<char> = other.chars().collect();
+    let mut row: Vec<usize> = (0..=columns.len()).collect();
     for (i, a) in one.chars().enumerate() {
         let mut above = i;
         let mut left = i + 1;
-        for (b, cell) in other.iter().zip(row.iter_mut().skip(1)) {
+        for (b, cell) in columns.iter().zip(row.iter_mut().skip(1)) {
             let best = (above + usize::from(a != *b)).min(left + 1).min(*cell + 1);
             above = std::mem::replace(cell, best);
             left = best;

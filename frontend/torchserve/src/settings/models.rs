@@ -20,8 +20,7 @@ pub enum LoadModels {
 impl LoadModels {
     /// Parses `all`, `none`, or `[NAME=]URL` separated by `,`.
     pub(super) fn parse(text: &str) -> Self {
-        let text = text.trim();
-        match text.to_ascii_lowercase().as_str() {
+        match text.trim().to_ascii_lowercase().as_str() {
             "" | "none" => return Self::None,
             "all" => return Self::All,
             _ => {}
@@ -53,7 +52,7 @@ pub struct ModelProperties {
     pub default_version: bool,
     /// The archive's name in the model store, or its URL.
     pub mar_name: Option<String>,
-    /// The parameters that replace those of `model-config.yaml` where it sets none.
+    /// The parameters that apply where `model-config.yaml` sets none.
     #[serde(flatten)]
     pub model: ModelParameters,
     /// `python` or `python3`.
@@ -86,25 +85,20 @@ pub(super) fn parse(key: &str, text: &str, warn: &mut dyn FnMut(String)) -> Resu
                 warn(format!("{key}: ignored version '{version}' of '{name}', which is not an object"));
                 continue;
             };
-            let mut warn = |what| warn(format!("{key}: '{name}' {version}: {what}"));
-            // A snapshot always has them.
+            let mut warn_of_version = |what| warn(format!("{key}: '{name}' {version}: {what}"));
+            // A snapshot always has these properties.
             if key != "model_snapshot" {
-                let unused = said.keys().filter(|one| NO_EFFECT.contains(&one.as_str()));
-                unused.for_each(|one| {
-                    warn(format!("{one} has no effect here; set it in the archive's model-config.yaml"))
-                });
+                for unused in said.keys().filter(|property| NO_EFFECT.contains(&property.as_str())) {
+                    warn_of_version(format!("{unused} has no effect here; set it in the archive's model-config.yaml"));
+                }
             }
-            all.push(properties((name, version), said, &mut warn));
+            all.push(properties(name, version, said, &mut warn_of_version));
         }
     }
     Ok(all)
 }
 
-fn properties(
-    (name, version): (&str, &str),
-    said: &Map<String, Value>,
-    warn: &mut dyn FnMut(String),
-) -> ModelProperties {
+fn properties(name: &str, version: &str, said: &Map<String, Value>, warn: &mut dyn FnMut(String)) -> ModelProperties {
     let mut properties = ModelProperties { name: name.to_owned(), version: version.to_owned(), ..Default::default() };
     let mut numbers = Map::new();
     for (key, value) in said {
@@ -131,7 +125,7 @@ fn properties(
 const KEYS: &str = "defaultVersion, marName, runtimeType, minWorkers, maxWorkers, batchSize, maxBatchDelay, responseTimeout \
                     and startupTimeout";
 
-/// Properties that snapshots also have, but that have no effect: they are read from the archive's `model-config.yaml`.
+/// Properties of snapshots without effect: the archive's `model-config.yaml` sets them.
 const NO_EFFECT: [&str; 8] = [
     "parallelLevel",
     "parallelType",

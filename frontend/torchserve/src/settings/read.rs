@@ -50,8 +50,10 @@ impl Settings {
 
 impl Reader<'_> {
     fn settings(&mut self, gpus: Vec<u32>, work_directory: PathBuf) -> Result<Settings, String> {
-        let inference = self.address("inference_address", "http://127.0.0.1:8080", (8080, 8443))?;
-        let management = self.address("management_address", "http://127.0.0.1:8081", (8081, 8444))?;
+        let inference =
+            self.address("inference_address", "http://127.0.0.1:8080", Ports { plain: 8080, secure: 8443 })?;
+        let management =
+            self.address("management_address", "http://127.0.0.1:8081", Ports { plain: 8081, secure: 8444 })?;
         let metrics = self.metrics_address()?;
         let (grpc_inference, grpc_inference_age) = self.grpc("inference", 7070)?;
         let (grpc_management, grpc_management_age) = self.grpc("management", 7071)?;
@@ -112,7 +114,7 @@ impl Reader<'_> {
 
     /// Returns the address of metrics; `None` if `enable_metrics_api` disables it.
     fn metrics_address(&mut self) -> Result<Option<Address>, String> {
-        let metrics = self.address("metrics_address", "http://127.0.0.1:8082", (8082, 8445))?;
+        let metrics = self.address("metrics_address", "http://127.0.0.1:8082", Ports { plain: 8082, secure: 8445 })?;
         Ok(Some(metrics).filter(|_| self.flag("enable_metrics_api", true)))
     }
 
@@ -125,18 +127,20 @@ impl Reader<'_> {
     /// Notes keys that are unknown or have no effect.
     fn note_unused_keys(&mut self) {
         for (name, value) in self.properties {
-            let text = match keys::known(name).map(|key| key.effect) {
-                _ if keys::SILENT.contains(&name.as_str()) => continue,
-                Some(Effect::Same) => continue,
-                Some(Effect::None(why)) => (false, format!("{name}={value} has no effect: {why}")),
-                None => match keys::nearest(name) {
-                    Some(meant) => {
-                        (true, format!("unknown key '{name}' in config.properties is ignored; did you mean '{meant}'?"))
-                    }
-                    None => (true, format!("unknown key '{name}' in config.properties is ignored")),
-                },
-            };
-            self.notes.push(Note { warning: text.0, text: text.1 });
+            if keys::SILENT.contains(&name.as_str()) {
+                continue;
+            }
+            match keys::known(name).map(|key| key.effect) {
+                Some(Effect::Same) => {}
+                Some(Effect::None(why)) => {
+                    self.notes.push(Note { warning: false, text: format!("{name}={value} has no effect: {why}") });
+                }
+                None => {
+                    let remedy = keys::nearest(name).map(|meant| format!("; did you mean '{meant}'?"));
+                    let remedy = remedy.as_deref().unwrap_or_default();
+                    self.warn(format!("unknown key '{name}' in config.properties is ignored{remedy}"));
+                }
+            }
         }
     }
 
@@ -178,9 +182,9 @@ impl Reader<'_> {
         address::parse(key, self.text(key).unwrap_or(default), ports)
     }
 
-    fn grpc(&mut self, which: &str, port: u16) -> Result<(Address, Age), String> {
-        let (address, port_key) = (format!("grpc_{which}_address"), format!("grpc_{which}_port"));
-        let port = self.number(&port_key, port)?;
+    fn grpc(&mut self, which: &str, default_port: u16) -> Result<(Address, Age), String> {
+        let address = format!("grpc_{which}_address");
+        let port = self.number(&format!("grpc_{which}_port"), default_port)?;
         let tls = self.flag("enable_grpc_ssl", false);
         let host = self.text(&address).unwrap_or("127.0.0.1");
         let milliseconds = |part: &str| {
@@ -235,14 +239,15 @@ impl Reader<'_> {
     }
 
     fn allowed_urls(&self) -> Result<Vec<Regex>, String> {
-        let patterns = self.text("allowed_urls").unwrap_or("file://.*|http(s)?://.*");
-        let patterns = patterns.split(',').map(str::trim).filter(|pattern| !pattern.is_empty());
-        // The pattern must match the whole URL.
-        let compiled = patterns.map(|pattern| {
-            Regex::new(&format!("^(?:{pattern})$"))
-                .map_err(|error| format!("allowed_urls={pattern}: invalid regular expression: {error}"))
-        });
-        compiled.collect()
+        let list = self.text("allowed_urls").unwrap_or("file://.*|http(s)?://.*");
+        let mut compiled = Vec::new();
+        for pattern in list.split(',').map(str::trim).filter(|pattern| !pattern.is_empty()) {
+            // The pattern must match the whole URL.
+            let whole = Regex::new(&format!("^(?:{pattern})$"))
+                .map_err(|error| format!("allowed_urls={pattern}: invalid regular expression: {error}"))?;
+            compiled.push(whole);
+        }
+        Ok(compiled)
     }
 
     /// Reads the metrics mode. As in TorchServe, an unknown mode means `log`.

@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::Path;
 
-use rustix::thread::{CpuSet, sched_getaffinity};
+use rustix::thread::CpuSet;
 
 use super::Usable;
+use crate::system::host_policies::{allowed, range};
 
 /// Returns the processors near a device that this process may use, from the driver or otherwise from the system. Empty if they
 /// are unknown or not allowed; a process is then not bound.
@@ -14,25 +15,21 @@ pub(super) fn near(device: &Usable, bus: &Path) -> Vec<usize> {
     if cpus.is_empty() {
         cpus = device.bus.as_ref().map(|place| listed(&bus.join(place).join("local_cpulist"))).unwrap_or_default();
     }
-    let Ok(allowed) = sched_getaffinity(None) else { return Vec::new() };
-    cpus.retain(|cpu| *cpu < CpuSet::MAX_CPU && allowed.is_set(*cpu));
-    cpus
+    allowed(cpus)
 }
 
 /// Reads the numbers in a file such as `0-3,8-11`.
 fn listed(path: &Path) -> Vec<usize> {
     let text = fs::read_to_string(path).unwrap_or_default();
-    let range = |part: &str| {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last) = (first.parse().ok()?, last.parse::<usize>().ok()?);
-        (last < CpuSet::MAX_CPU).then_some(first..=last)
-    };
-    text.trim().split(',').filter_map(range).flatten().collect()
+    let ranges = text.trim().split(',').filter_map(range);
+    ranges.filter(|range| *range.end() < CpuSet::MAX_CPU).flatten().collect()
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use rustix::thread::sched_getaffinity;
+
     use super::*;
     use crate::system::tests::Tree;
 

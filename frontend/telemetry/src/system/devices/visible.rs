@@ -17,9 +17,9 @@ impl VisibleDevices {
         let Some(visible) = visible else {
             return Self { devices: (0..).zip(found).map(|(bus, _)| (bus, Vec::new())).collect() };
         };
-        let names = || visible.split(',').map(str::trim);
-        let first = names().next().map(kind);
-        for name in names().take_while(|name| Some(kind(name)) == first) {
+        let names: Vec<&str> = visible.split(',').map(str::trim).collect();
+        let first = names.first().map(|name| kind(name));
+        for name in names.into_iter().take_while(|name| Some(kind(name)) == first) {
             let Some((bus, part)) = named(found, name) else { break };
             match (devices.iter_mut().find(|(known, _)| *known == bus), part) {
                 (None, part) => devices.push((bus, part.into_iter().collect())),
@@ -67,8 +67,11 @@ fn named(found: &[Found], name: &str) -> Option<(u32, Option<String>)> {
             Some((number, Some(part.clone())))
         });
     }
-    let is_it = |uuid: &String| name.starts_with("GPU-") && uuid.starts_with(name);
-    all.find(|(_, device)| device.uuid.as_ref().is_some_and(is_it)).map(|(number, _)| (number, None))
+    if !name.starts_with("GPU-") {
+        return None;
+    }
+    let (number, _) = all.find(|(_, device)| device.uuid.as_ref().is_some_and(|uuid| uuid.starts_with(name)))?;
+    Some((number, None))
 }
 
 #[cfg(test)]
