@@ -1,7 +1,9 @@
 //! Formats an event as one line in the current format.
 
+use std::borrow::Cow;
 use std::fmt::{self, Write};
 
+use pharos::printable::printable;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::fmt::format::Writer;
@@ -111,17 +113,18 @@ impl Parts {
     pub(super) fn take(&mut self, field: &str) -> Option<String> {
         let at = self.fields.iter().position(|(name, _)| *name == field)?;
         match self.fields.remove(at).1 {
-            Value::Text(text) | Value::Bare(text) => Some(one_line(&text)),
+            Value::Text(text) | Value::Bare(text) => Some(printable(&text).into_owned()),
         }
     }
 
-    /// Returns the message and the fields as one line. Control characters are escaped, so that a client cannot forge a line.
+    /// Returns the message and the fields as one line. Characters that a terminal obeys are escaped: a client cannot forge
+    /// a line.
     pub(super) fn text(&self) -> String {
-        let mut line = one_line(&self.message);
+        let mut line = printable(&self.message).into_owned();
         for (name, value) in &self.fields {
             let value = match value {
-                Value::Text(text) => one_line(text),
-                Value::Bare(text) => text.clone(),
+                Value::Text(text) => printable(text),
+                Value::Bare(text) => Cow::Borrowed(text.as_str()),
             };
             let _ = write!(line, " {name}={value}");
         }
@@ -148,14 +151,6 @@ fn json_string(text: &str) -> Result<String, fmt::Error> {
     serde_json::to_string(text).map_err(|_| fmt::Error)
 }
 
-fn one_line(text: &str) -> String {
-    if text.contains(char::is_control) {
-        text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
-    } else {
-        text.to_owned()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -163,10 +158,10 @@ mod tests {
     #[test]
     fn escapes_control_characters() {
         let parts = Parts {
-            message: "bad\nINFO forged".to_owned(),
+            message: "bad\nINFO forged \u{202e}".to_owned(),
             fields: vec![("model", Value::Text("a \"b\"\t".to_owned())), ("count", Value::Bare("3".to_owned()))],
         };
-        assert_eq!(parts.text(), "bad\\nINFO forged model=a \"b\"\\t count=3");
+        assert_eq!(parts.text(), "bad\\nINFO forged \\u{202e} model=a \"b\"\\t count=3");
         let json = parts.json("now", Level::WARN, "pharos").unwrap_or_default();
         let expected = r#"{"time":"now","level":"WARN","module":"pharos","message":"bad\nINFO forged","model":"a \"b\"\t","count":3}"#;
         assert_eq!(json, expected);
