@@ -31,8 +31,8 @@ impl TenantId {
 
     /// Returns whether a tenant may have this name.
     pub fn is_name(name: &[u8]) -> bool {
-        let allowed = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:@/+=".contains(byte);
-        (1..=Self::LONGEST_NAME).contains(&name.len()) && name.iter().all(allowed)
+        (1..=Self::LONGEST_NAME).contains(&name.len())
+            && name.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-_.:@/+=".contains(byte))
     }
 }
 

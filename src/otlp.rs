@@ -138,7 +138,8 @@ pub fn retry_delay(details: &[u8]) -> Option<Duration> {
     let status = Status::decode(details).ok()?;
     let info = status.details.iter().find(|detail| detail.type_url.ends_with("/google.rpc.RetryInfo"))?;
     let delay = RetryInfo::decode(info.value.as_slice()).ok()?.retry_delay.unwrap_or_default();
-    let (seconds, nanos) = (u64::try_from(delay.seconds).ok()?, u32::try_from(delay.nanos).ok()?);
+    let seconds = u64::try_from(delay.seconds).ok()?;
+    let nanos = u32::try_from(delay.nanos).ok()?;
     // `Duration::new` panics if the nanoseconds overflow the seconds.
     Some(Duration::from_secs(seconds).saturating_add(Duration::from_nanos(nanos.into())))
 }

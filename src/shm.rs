@@ -190,7 +190,8 @@ mod tests {
     #[test]
     fn two_mappings_see_the_same_bytes() {
         let fd = create("test", 8192).unwrap();
-        let (a, b) = (SharedMemory::map(&fd, 8192).unwrap(), SharedMemory::map(&fd, 8192).unwrap());
+        let a = SharedMemory::map(&fd, 8192).unwrap();
+        let b = SharedMemory::map(&fd, 8192).unwrap();
         drop(fd);
         assert!(a.copy_in(8190, b"hi"));
         let mut read = [0; 2];

@@ -156,14 +156,20 @@ impl Entry {
 }
 
 fn size(parameters: &Parameters, outputs: &[InferOutput]) -> u64 {
-    let output = |InferOutput { name, tensor }: &InferOutput| {
-        OUTPUT_BYTES + (name.len() + 8 * tensor.shape.len() + tensor.data.len()) as u64
-    };
-    let parameter = |(name, value): &(String, Parameter)| {
-        let text = if let Parameter::String(text) = value { text.len() } else { 0 };
-        (size_of::<(String, Parameter)>() + name.len() + text + 32) as u64
-    };
-    ENTRY_BYTES + outputs.iter().map(output).sum::<u64>() + parameters.iter().map(parameter).sum::<u64>()
+    ENTRY_BYTES
+        + outputs
+            .iter()
+            .map(|InferOutput { name, tensor }| {
+                OUTPUT_BYTES + (name.len() + 8 * tensor.shape.len() + tensor.data.len()) as u64
+            })
+            .sum::<u64>()
+        + parameters
+            .iter()
+            .map(|(name, value)| {
+                let text = if let Parameter::String(text) = value { text.len() } else { 0 };
+                (size_of::<(String, Parameter)>() + name.len() + text + 32) as u64
+            })
+            .sum::<u64>()
 }
 
 /// Reads bytes from the front; returns `None` when they run out.
@@ -213,7 +219,8 @@ impl<'a> Reader<'a> {
         }
         let mut heads = Vec::new();
         for _ in 0..self.len()? {
-            let (name, datatype) = (self.text()?, DataType::from_number(self.byte()?)?);
+            let name = self.text()?;
+            let datatype = DataType::from_number(self.byte()?)?;
             let mut shape = Vec::new();
             for _ in 0..self.len()? {
                 shape.push(i64::from_le_bytes(self.number()?));

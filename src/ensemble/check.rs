@@ -80,7 +80,8 @@ fn check_step<'a>(
     member: &'a ModelConfig,
     nodes: &mut BTreeMap<TensorId, Node<'a>>,
 ) -> Result<(), String> {
-    let (ensemble, model) = (&config.name, &member.name);
+    let ensemble = &config.name;
+    let model = &member.name;
     let tensor = |id: &TensorId| plan.tensors().get(*id).map_or("", |tensor| tensor.name.as_str());
     if let Some((name, id)) = step.inputs.iter().find(|(name, _)| member.input(name).is_none()) {
         let tensor = tensor(id);
@@ -120,7 +121,8 @@ fn check_step<'a>(
 /// model that does not batch.
 fn consistent(known: &Node<'_>, node: &Node<'_>) -> Result<(), String> {
     let inconsistent = |what: &str, left: &str, right: &str| {
-        let (one, other) = (known.model, node.model);
+        let one = known.model;
+        let other = node.model;
         Err(format!(
             "inconsistent {what}: {left} is inferred from model {one} while {right} is inferred from model {other}"
         ))

@@ -135,7 +135,8 @@ impl<T: Clone> Flow<T> {
             };
             let ids: Vec<TensorId> = of_plan.inputs.iter().map(|(_, id)| *id).collect();
             let inputs = iteration.run.take(&ids);
-            let (stage, decoupled) = (iteration.stage, self.stages.ended_by(step).is_some());
+            let stage = iteration.stage;
+            let decoupled = self.stages.ended_by(step).is_some();
             let goal = self.goals.get(stage + usize::from(decoupled));
             let outputs = goal.map_or_else(Vec::new, |goal| goal.requested(&of_plan.outputs));
             if decoupled {

@@ -43,8 +43,10 @@ impl Goal {
                 tensors.extend(plan.steps().get(step).into_iter().flat_map(|step| &step.inputs).map(|(_, id)| *id));
             }
         }
-        let is_needed = |step: &&usize| needed.get(**step) == Some(&true);
-        let consumer_counts = plan.tensors().iter().map(|tensor| tensor.consumers.iter().filter(is_needed).count());
+        let consumer_counts = plan
+            .tensors()
+            .iter()
+            .map(|tensor| tensor.consumers.iter().filter(|step| needed.get(**step) == Some(&true)).count());
         let mut consumer_counts: Vec<usize> = consumer_counts.collect();
         for end in &outputs {
             if let Some(count) = consumer_counts.get_mut(*end) {

@@ -42,12 +42,15 @@ pub fn align<'a, S: AsRef<str>>(
             return Err(SampleError::BadValue(format!("metric `{metric}` got two values for the dimension `{label}`")));
         }
     }
-    let value = |label: &String| by_name.get(label.as_str()).copied().or_else(|| default(label));
-    declared.iter().map(value).collect::<Option<_>>().ok_or_else(|| SampleError::WrongLabels {
-        metric: metric.to_owned(),
-        expected: declared.to_vec(),
-        given: given.iter().map(|(name, _)| name.as_ref().to_owned()).collect(),
-    })
+    declared
+        .iter()
+        .map(|label| by_name.get(label.as_str()).copied().or_else(|| default(label)))
+        .collect::<Option<_>>()
+        .ok_or_else(|| SampleError::WrongLabels {
+            metric: metric.to_owned(),
+            expected: declared.to_vec(),
+            given: given.iter().map(|(name, _)| name.as_ref().to_owned()).collect(),
+        })
 }
 
 #[cfg(test)]
@@ -64,8 +67,9 @@ mod tests {
     #[test]
     fn values_keep_their_names() {
         let check = |given: &[(&str, &str)], declared: &[&str], expected: Result<&[&str], &str>| {
-            let default = |label: &str| is_host(label).then_some("here");
-            let aligned = align("m", given, &names(declared), WorkerLabel::is_appended, default);
+            let aligned = align("m", given, &names(declared), WorkerLabel::is_appended, |label: &str| {
+                is_host(label).then_some("here")
+            });
             match expected {
                 Ok(values) => assert_eq!(aligned.as_deref(), Ok(values), "{given:?} for {declared:?}"),
                 Err(text) => {

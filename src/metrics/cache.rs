@@ -8,8 +8,10 @@
 //! handles again, because a handle of a removed metric counts where no view reads.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use parking_lot::{Mutex, RwLock};
 
 use super::alias::{AliasCounts, ByAlias, Naming};
 use super::alignment::{align, is_host};
@@ -125,7 +127,7 @@ impl Cache {
 
     /// Returns the current definition with its families.
     pub fn registry(&self) -> Arc<Registry> {
-        Arc::clone(&self.registry.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.registry.read())
     }
 
     /// Replaces the definition and returns what changes. Keeps the values of metrics that are compatible in both
@@ -141,7 +143,7 @@ impl Cache {
     }
 
     fn replace(&self, catalog: Catalog) -> Difference {
-        let mut registry = self.registry.write().unwrap_or_else(PoisonError::into_inner);
+        let mut registry = self.registry.write();
         let detected = registry.catalog().iter().map(|(_, spec)| spec).filter(|spec| spec.detected);
         let catalog = detected.fold(catalog, |catalog, spec| match catalog.check_collisions(&spec.name, spec.kind) {
             Ok(()) => catalog.with_metric(spec.clone()),
@@ -225,7 +227,7 @@ impl Cache {
     /// Shows the series of a model version in all views. They replace those of an earlier load, whose later events count in them.
     pub fn show_model(&self, series: &Arc<ModelSeries>) {
         let replaced = {
-            let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
+            let mut models = self.models.write();
             let replaced = models.insert(series.model().clone(), Arc::clone(series));
             // Locked, so that no view shows the new series while events still count in the old ones.
             let replaced = replaced.filter(|replaced| !Arc::ptr_eq(replaced, series));
@@ -236,7 +238,7 @@ impl Cache {
             self.depart(&replaced);
         }
         // The definition may have changed since the series were created. Locked, so that it does not change meanwhile.
-        series.define(&self.registry.read().unwrap_or_else(PoisonError::into_inner), &self.clock);
+        series.define(&self.registry.read(), &self.clock);
         series.set_times(self.times(series));
     }
 
@@ -255,13 +257,13 @@ impl Cache {
     /// Keeps a removed model's series until the metric logs contain the growth of its counters.
     fn depart(&self, series: &Arc<ModelSeries>) {
         if self.journal.is_enabled() {
-            self.unloaded.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(series));
+            self.unloaded.lock().push(Arc::clone(series));
             self.journal.notify();
         }
     }
 
     pub(super) fn take_unloaded(&self) -> Vec<Arc<ModelSeries>> {
-        std::mem::take(&mut *self.unloaded.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.unloaded.lock())
     }
 
     /// Starts counting requests by alias. Call it before models are loaded.
@@ -286,12 +288,12 @@ impl Cache {
 
     /// Returns the series of a loaded model version.
     pub fn model(&self, model: &ModelVersion) -> Option<Arc<ModelSeries>> {
-        self.models.read().unwrap_or_else(PoisonError::into_inner).get(model).cloned()
+        self.models.read().get(model).cloned()
     }
 
     /// Returns the series of all loaded model versions, by name and version.
     pub fn models(&self) -> Vec<Arc<ModelSeries>> {
-        self.models.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+        self.models.read().values().cloned().collect()
     }
 
     /// Returns a counter by name and label values, created at 0 on first use. The values are in the order of the
@@ -392,8 +394,10 @@ impl Cache {
             }
             return Err(SampleError::WrongKind { metric: spec.name.clone(), expected: spec.kind, given });
         }
-        let is_new = |(label, _): &(String, String)| !spec.dimensions.contains(label);
-        if spec.detected && !spec.described && definition.labels.iter().any(is_new) {
+        if spec.detected
+            && !spec.described
+            && definition.labels.iter().any(|(label, _)| !spec.dimensions.contains(label))
+        {
             let labels: Vec<String> = definition.labels.iter().map(|(label, _)| label.clone()).collect();
             self.widen(&spec.name, spec.kind, &labels)?;
             return Ok(None);
@@ -539,8 +543,8 @@ model_metrics:
     #[test]
     fn a_gauge_that_is_created_before_its_first_value_is_not_shown_with_0() {
         let cache = Arc::new(cache());
-        let (waited, level) =
-            (cache.gauge("QueueTime", &["Host", "h"]).unwrap(), cache.gauge("Level", &["h"]).unwrap());
+        let waited = cache.gauge("QueueTime", &["Host", "h"]).unwrap();
+        let level = cache.gauge("Level", &["h"]).unwrap();
         let shown = |name: &str| {
             let text = render(&cache, Format::Text);
             text.lines().find_map(|line| line.strip_prefix(name)?.split_once("} ")).map(|(_, value)| value.to_owned())
@@ -722,8 +726,8 @@ model_metrics:
 
     #[test]
     fn series_with_known_labels_exist_from_the_start() {
-        let (log, counters) =
-            ("pharos_tslog_lines_skipped_total", "pharos_metric_samples_total pharos_metrics_reloads_total");
+        let log = "pharos_tslog_lines_skipped_total";
+        let counters = "pharos_metric_samples_total pharos_metrics_reloads_total";
         let builtin = |name: &str, label: &str| format!("    - {{name: {name}, unit: c, dimensions: [{label}]}}\n");
         let mut text = format!("mode: both\nts_metrics:\n  counter:\n{}", builtin(log, "file"));
         for (name, label) in counters.split(' ').zip(["source", "result"]) {

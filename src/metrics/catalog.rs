@@ -174,7 +174,8 @@ impl MetricSpec {
 
     /// Returns the definition under a further name, with the unit of that name.
     pub(super) fn renamed(&self, other: &OtherName) -> Self {
-        let (name, unit) = (other.name.clone(), other.unit.as_ref().unwrap_or(&self.unit).clone());
+        let name = other.name.clone();
+        let unit = other.unit.as_ref().unwrap_or(&self.unit).clone();
         let help = match &other.unit {
             Some(unit) => format!("Other name of {}, in {unit}", self.name),
             None => format!("Other name of {}", self.name),
@@ -585,7 +586,8 @@ model_metrics:
         let text = "ts_metrics:\n  gauge:\n    - {name: CPUUtilization, unit: Percent, dimensions: [Level, Hostname]}\n    - {name: \
                     MemoryUsed, unit: M, dimensions: [Level, Hostname], help: mine}\nmodel_metrics:\n  gauge:\n    - {name: \
                     HandlerTime, unit: ms}\n    - {name: own, unit: s}\n  histogram:\n    - {name: PredictionTime, unit: s}\n";
-        let (catalog, shipped) = (Catalog::parse(text, "m.yaml").unwrap(), Catalog::shipped());
+        let catalog = Catalog::parse(text, "m.yaml").unwrap();
+        let shipped = Catalog::shipped();
         let help = |catalog: &Catalog, name: &str| catalog.find(name).unwrap().1.help.clone();
         for name in ["CPUUtilization", "HandlerTime"] {
             assert_eq!(help(&catalog, name), help(&shipped, name));

@@ -58,7 +58,8 @@ impl Counters {
         let mut lines = Lines { write: &mut write, singles, all: true, hostname: cache.hostname() };
         let readings = Readings::of_counters(cache, self.models.values().map(|(series, _)| series));
         for (builtin, spec) in &self.wanted {
-            let (source, from_now) = (builtin.source(), skip_past.contains(builtin));
+            let source = builtin.source();
+            let from_now = skip_past.contains(builtin);
             let counter = Counter { builtin: *builtin, spec, from_now };
             let rows = self.server.entry(*builtin).or_default();
             readings.of_server(source, &mut |labels, reading| grow(rows, counter, labels, reading, &mut lines));
@@ -66,7 +67,7 @@ impl Counters {
                 let Some((_, rows)) = self.models.get_mut(&Arc::as_ptr(&model.series).addr()) else { continue };
                 let rows = rows.entry(*builtin).or_default();
                 let mut visit = |labels: &[(&str, &str)], reading| grow(rows, counter, labels, reading, &mut lines);
-                readings.of_model(model, (spec, source), &mut visit);
+                readings.of_model(model, spec, source, &mut visit);
             }
         }
         let all_written = lines.all;

@@ -1,7 +1,9 @@
 //! Distributions of the durations of a model's requests, by stage.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::atomic::Count;
 use super::builtin::Builtin;
@@ -93,7 +95,7 @@ impl Buckets {
     }
 
     fn exemplars(&self) -> MutexGuard<'_, BTreeMap<usize, Exemplar>> {
-        self.exemplars.lock().unwrap_or_else(PoisonError::into_inner)
+        self.exemplars.lock()
     }
 }
 

@@ -24,7 +24,8 @@ const PERCENT_BUCKETS: [f64; 14] = [1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0
 
 /// Upper bounds of a histogram in bytes: 256 B to 1 GiB, in powers of 4.
 const BYTE_BUCKETS: [f64; 12] = {
-    let (mut bounds, mut at) = ([256.0; 12], 1);
+    let mut bounds = [256.0; 12];
+    let mut at = 1;
     while at < bounds.len() {
         bounds[at] = bounds[at - 1] * 4.0;
         at += 1;
@@ -151,7 +152,8 @@ mod tests {
 
     #[test]
     fn a_line_names_the_reasons_since_the_last_line() {
-        let (mut lost, second) = (LostSamples::default(), |second: u64| Instant(second * 1_000_000_000));
+        let mut lost = LostSamples::default();
+        let second = |second: u64| Instant(second * 1_000_000_000);
         let none: [&str; 0] = [];
         assert_eq!(lost.add(1, none, second(1)), None, "without a reason");
         assert_eq!(lost.add(1, ["a"], second(1)), Some((2, "a".to_owned())));

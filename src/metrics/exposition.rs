@@ -125,7 +125,9 @@ impl View {
     /// Writes a family if it has series.
     fn encode_family(&self, encoder: &mut DescriptorEncoder<'_>, named: &Named) -> fmt::Result {
         let spec = named.spec();
-        let (mut unused, mut described, mut result) = (Some(encoder), None, Ok(()));
+        let mut unused = Some(encoder);
+        let mut described = None;
+        let mut result = Ok(());
         self.readings.each_named(named, &mut |labels, reading| {
             // Distributions are written by hand, see `is_by_hand`.
             let Reading::Number(number) = reading else { return };
@@ -139,7 +141,7 @@ impl View {
                 }
             }
             if let Some(encoder) = &mut described {
-                result = self.encode_number(encoder, spec, (&Labels::new(spec, labels), number));
+                result = self.encode_number(encoder, spec, &Labels::new(spec, labels), number);
             }
         });
         result
@@ -164,7 +166,8 @@ impl View {
         &self,
         family: &mut MetricEncoder<'_>,
         spec: &MetricSpec,
-        (labels, number): (&Labels<'_>, Number),
+        labels: &Labels<'_>,
+        number: Number,
     ) -> fmt::Result {
         let total = self.total_stem(spec).is_some();
         let write = |sample: &mut MetricEncoder<'_>| {

@@ -182,8 +182,12 @@ mod tests {
     const ORDERS: &str = "model_metrics:\n  counter:\n    - {name: Orders, unit: Count, dimensions: [shop]}\n";
 
     fn orders(label: &str) -> Definition {
-        let labels = vec![(label.to_owned(), "a".to_owned())];
-        Definition { name: "Orders".to_owned(), kind: Some(Kind::Counter), unit: "Count".to_owned(), labels }
+        Definition {
+            name: "Orders".to_owned(),
+            kind: Some(Kind::Counter),
+            unit: "Count".to_owned(),
+            labels: vec![(label.to_owned(), "a".to_owned())],
+        }
     }
 
     fn cache() -> Cache {
@@ -309,7 +313,8 @@ mod tests {
         let models = [("a", Kind::Counter), ("b", Kind::Gauge)].map(|(name, kind)| {
             let model = cache.model_loaded(&ModelVersion::new(name, 1), &[]);
             let (fd, reader) = channel::create(0).unwrap();
-            let (mut feed, mut writer) = (Feed::new(reader), Writer::open(&fd).unwrap());
+            let mut feed = Feed::new(reader);
+            let mut writer = Writer::open(&fd).unwrap();
             let series = writer.intern(&named("Answers", kind, &[("lang", "x")])).unwrap();
             push(&mut writer, series, 1.0);
             assert_eq!(feed.drain(&cache, &model).unwrap().samples, 1, "{name}");
@@ -336,7 +341,8 @@ mod tests {
             dimensions: vec!["a".to_owned()],
         };
         let (fd, reader) = channel::create(0).unwrap();
-        let (mut feed, mut writer) = (Feed::new(reader), Writer::open(&fd).unwrap());
+        let mut feed = Feed::new(reader);
+        let mut writer = Writer::open(&fd).unwrap();
         cache.describe(&metric).unwrap();
         let series = named("held", Kind::Gauge, &[("a", "x")]);
         cache.resolve_for(&first, &series).unwrap();

@@ -61,8 +61,10 @@ fn take_printed(cache: &Cache, model: &ModelSeries, line: &worker_lines::Line<'_
         Some(spec) if spec.builtin.is_some() => return Err(SampleError::Reserved(spec.name.clone()).into()),
         Some(spec) if !spec.detected => {
             let host = line.hostname.unwrap_or(cache.hostname());
-            let default = |label: &str| Some(if is_host(label) { host } else { "" });
-            let values = align(&spec.name, &line.dimensions, &spec.dimensions, WorkerLabel::is_appended, default)?;
+            let values =
+                align(&spec.name, &line.dimensions, &spec.dimensions, WorkerLabel::is_appended, |label: &str| {
+                    Some(if is_host(label) { host } else { "" })
+                })?;
             declared(spec, None, &values)
         }
         _ => {
@@ -103,7 +105,8 @@ impl Statsd {
             count(cache, Builtin::LinesMalformed, Source::Statsd, 1);
             return refused(datagram, Malformed("the datagram is longer than 65536 bytes").into());
         }
-        let (mut samples, mut lines) = (0, 0);
+        let mut samples = 0;
+        let mut lines = 0;
         statsd::parse(datagram, |text, outcome| {
             let mut refused = |refusal, values| {
                 lines += values;
@@ -191,16 +194,23 @@ fn find(cache: &Cache, name: &str, labels: &[(String, String)], update: Update) 
     };
     let wanted = kinds.first().copied();
     let Some((spec, _)) = cache.find(name) else {
-        let (name, unit, labels) = (name.to_owned(), unit.to_owned(), labels.to_vec());
-        return cache.resolve(&Definition { name, kind: wanted, unit, labels });
+        let name = name.to_owned();
+        let unit = unit.to_owned();
+        return cache.resolve(&Definition { name, kind: wanted, unit, labels: labels.to_vec() });
     };
     let kind = if kinds.contains(&spec.kind) { Some(spec.kind) } else { wanted };
     if spec.detected {
-        let (name, unit, labels) = (name.to_owned(), spec.unit.clone(), labels.to_vec());
-        return cache.resolve(&Definition { name, kind, unit, labels });
+        let name = name.to_owned();
+        let unit = spec.unit.clone();
+        return cache.resolve(&Definition { name, kind, unit, labels: labels.to_vec() });
     }
-    let default = |label: &str| Some(if is_host(label) { cache.hostname() } else { "" });
-    let values = align(&spec.name, labels, &spec.dimensions, |_| false, default)?;
+    let values = align(
+        &spec.name,
+        labels,
+        &spec.dimensions,
+        |_| false,
+        |label: &str| Some(if is_host(label) { cache.hostname() } else { "" }),
+    )?;
     cache.resolve(&declared(&spec, kind, &values))
 }
 
@@ -282,9 +292,12 @@ model_metrics:
         let refused =
             send(&cache, &mut Statsd::default(), "Orders:1|c|@0.25|#shop:a\nOrders:1:1|c|#shop:a,Hostname:here");
         assert!(refused.is_empty(), "{refused:?}");
-        let labels = vec![("shop".to_owned(), "a".to_owned())];
-        let ring =
-            Definition { name: "Orders".to_owned(), kind: Some(Kind::Counter), unit: "Count".to_owned(), labels };
+        let ring = Definition {
+            name: "Orders".to_owned(),
+            kind: Some(Kind::Counter),
+            unit: "Count".to_owned(),
+            labels: vec![("shop".to_owned(), "a".to_owned())],
+        };
         cache.resolve(&ring).unwrap().add_or_update(10.0).unwrap();
         assert_eq!(shown(&cache, "Orders"), ["Orders{shop=\"a\",Hostname=\"here\"} 21"]);
         assert_eq!(cache.counter(Builtin::Samples.name(), &["stdout"]).unwrap().value(), 2.0);
@@ -293,7 +306,8 @@ model_metrics:
 
     #[test]
     fn gauges_distributions_and_sets() {
-        let (cache, mut statsd) = (cache(false), Statsd::default());
+        let cache = cache(false);
+        let mut statsd = Statsd::default();
         let lines = "Level:5|g|#tank:x\nLevel:+2:-3.5|g|#tank:x\nSize:0.5|h\nSize:5|ms|@0.1\nSpread:7|d|@0.5\nLevel:9|ms|#tank:y\n";
         assert!(send(&cache, &mut statsd, lines).is_empty());
         assert_eq!((value(&cache, "Level", &["x"]), value(&cache, "Level", &["y"])), (3.5, 9.0));
@@ -353,7 +367,8 @@ model_metrics:
 
     #[test]
     fn lines_that_do_not_fit_are_refused_and_counted() {
-        let (cache, mut statsd) = (cache(false), Statsd::default());
+        let cache = cache(false);
+        let mut statsd = Statsd::default();
         let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
         for (line, expected) in [
             ("Orders:1|g|#shop:a", "`Orders` is a counter, not a gauge"),
@@ -400,7 +415,8 @@ model_metrics:
     /// A line with several values is equal to as many lines with one value each.
     #[test]
     fn each_value_of_a_line_counts_alone() {
-        let (cache, mut statsd) = (cache(false), Statsd::default());
+        let cache = cache(false);
+        let mut statsd = Statsd::default();
         let counted = |builtin: Builtin| cache.counter(builtin.name(), &["statsd"]).unwrap().value();
         let mut samples = 0.0;
         let mut malformed = 0.0;
@@ -431,7 +447,8 @@ model_metrics:
 
     #[test]
     fn undeclared_metrics_are_detected() {
-        let (cache, mut statsd) = (cache(true), Statsd::default());
+        let cache = cache(true);
+        let mut statsd = Statsd::default();
         let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
         let line = "bad-name.ms:3|#dash-label:x,Level:Model|#type:HISTOGRAM|#hostname:there,1,id";
         print(&cache, &model, line).unwrap();
@@ -501,7 +518,8 @@ model_metrics:
 
     #[test]
     fn lines_that_are_cut_off_or_too_long_are_refused_whole() {
-        let (cache, mut statsd) = (cache(false), Statsd::default());
+        let cache = cache(false);
+        let mut statsd = Statsd::default();
         let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
         assert!(stdout_line(&cache, &model, b"Orders.Count:12|#shop:a").is_err());
         let long = "Orders:1|c|#shop:a\n".repeat(statsd::MAX_DATAGRAM / 19 + 1);
@@ -526,8 +544,10 @@ model_metrics:
     #[test]
     fn late_lines_of_an_unloaded_model_create_no_series() {
         let cache = cache(true);
-        let (model, other) = (ModelVersion::new("m", 1), ModelVersion::new("n", 1));
-        let (model, other) = (cache.model_loaded(&model, &[]), cache.model_loaded(&other, &[]));
+        let model = ModelVersion::new("m", 1);
+        let other = ModelVersion::new("n", 1);
+        let model = cache.model_loaded(&model, &[]);
+        let other = cache.model_loaded(&other, &[]);
         print(&cache, &other, "Orders.Count:1|#shop:shared").unwrap();
         cache.model_unloaded(&model);
         for line in ["Orders.Count:1|#shop:late", "New.Count:1|#a:b"] {

@@ -76,7 +76,7 @@ impl Native {
         let side = if value < 0.0 { &self.negative } else { &self.positive };
         let side = side.get_or_init(|| Side::new(self.spec.schema));
         let (octave, part) = self.place(magnitude);
-        side.add((octave, part), self.bounds.len(), times);
+        side.add(octave, part, self.bounds.len(), times);
     }
 
     /// Returns the position of a value's octave, which is [`OCTAVES`] or more if it is above all, and the bucket in it.
@@ -124,7 +124,7 @@ impl Side {
         Self { octaves, pages: AtomicUsize::new(0), max_pages, infinite: Count::default() }
     }
 
-    fn add(&self, (octave, part): (usize, usize), parts: usize, times: u64) {
+    fn add(&self, octave: usize, part: usize, parts: usize, times: u64) {
         let Some(octave) = self.octaves.get(octave) else { return self.infinite.add(times) };
         let count = self.page(octave, parts).and_then(|page| page.get(part));
         count.unwrap_or(&octave.whole).add(times);

@@ -46,7 +46,8 @@ impl Objective {
 
     /// Returns a number; `None` if the objective does not have it.
     pub(super) fn read(&self, value: ObjectiveValue) -> Option<Number> {
-        let (good, bad) = (self.requests.good.get(), self.requests.bad.get());
+        let good = self.requests.good.get();
+        let bad = self.requests.bad.get();
         let all = good.saturating_add(bad);
         Some(match value {
             ObjectiveValue::Good => Number::Whole(good),
@@ -81,11 +82,14 @@ pub(super) struct Objectives {
 impl Clone for Objectives {
     /// Copies the present objectives with the counts of this moment.
     fn clone(&self) -> Self {
-        let copy = |objective: &Objective| Objective {
-            requests: Arc::new(Requests::clone(&objective.requests)),
-            ..objective.clone()
-        };
-        let objectives = self.current().iter().map(copy).collect();
+        let objectives = self
+            .current()
+            .iter()
+            .map(|objective| Objective {
+                requests: Arc::new(Requests::clone(&objective.requests)),
+                ..objective.clone()
+            })
+            .collect();
         Self { first: OnceLock::from(Box::new(Generation { objectives, next: OnceLock::new() })) }
     }
 }
@@ -102,8 +106,9 @@ impl Objectives {
             Objective { requests: kept.unwrap_or_default(), ..new }
         });
         let objectives: Vec<Objective> = wanted.collect();
-        let same = |(new, old): (&Objective, &Objective)| new.counts_as(old) && new.share == old.share;
-        if objectives.len() != before.len() || !objectives.iter().zip(before).all(same) {
+        if objectives.len() != before.len()
+            || !objectives.iter().zip(before).all(|(new, old)| new.counts_as(old) && new.share == old.share)
+        {
             // Only fails if another definition was added at the same time, which callers exclude.
             let _ = self.end().set(Box::new(Generation { objectives, next: OnceLock::new() }));
         }
@@ -120,7 +125,8 @@ impl Objectives {
 
     /// Returns the objectives of the latest definition.
     pub(super) fn current(&self) -> &[Objective] {
-        let (mut end, mut objectives) = (&self.first, &[][..]);
+        let mut end = &self.first;
+        let mut objectives = &[][..];
         while let Some(generation) = end.get() {
             (end, objectives) = (&generation.next, &generation.objectives);
         }

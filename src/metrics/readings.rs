@@ -155,7 +155,7 @@ impl<C: Deref<Target = Cache>> Readings<C> {
             }
             source => {
                 self.of_server(source, visit);
-                self.models.iter().for_each(|model| self.of_model(model, (spec, source), visit));
+                self.models.iter().for_each(|model| self.of_model(model, spec, source, visit));
             }
         }
     }
@@ -207,7 +207,7 @@ impl<C: Deref<Target = Cache>> Readings<C> {
     }
 
     /// Visits the series of one model in a family with this source. The model may have been unloaded.
-    pub(super) fn of_model(&self, model: &ModelReading, (spec, source): (&MetricSpec, Source), visit: Visit<'_>) {
+    pub(super) fn of_model(&self, model: &ModelReading, spec: &MetricSpec, source: Source, visit: Visit<'_>) {
         let Source::Model(set, value) = source else { return };
         if set == LabelSet::Alias && self.aliases.is_some() {
             return;
@@ -231,11 +231,13 @@ impl<C: Deref<Target = Cache>> Readings<C> {
                 by("reason", &mut counts.map(|(reason, count)| (reason.as_str(), whole(count.get()))));
             }
             ModelValue::Instances => {
-                let read = |state: &InstanceState| {
-                    let level = cells.instances[state.index()].get();
-                    (state.as_str(), Reading::Number(Number::Signed(level)))
-                };
-                by("state", &mut InstanceState::ALL.iter().map(read));
+                by(
+                    "state",
+                    &mut InstanceState::ALL.iter().map(|state| {
+                        let level = cells.instances[state.index()].get();
+                        (state.as_str(), Reading::Number(Number::Signed(level)))
+                    }),
+                );
             }
             ModelValue::Tenant(value) => {
                 for (tenant, usage) in cells.tenants.all() {
@@ -289,8 +291,7 @@ impl<C: Deref<Target = Cache>> Readings<C> {
 
 impl AliasReading {
     fn copy(alias: Arc<AliasCounts>) -> Self {
-        let counts = alias.counts.clone();
-        Self { alias, counts }
+        Self { counts: alias.counts.clone(), alias }
     }
 }
 
@@ -378,8 +379,10 @@ mod tests {
         for family in readings.families() {
             let Some(builtin) = family.spec().builtin.filter(|builtin| !builtin.is_family()) else { continue };
             readings.each(family, &mut |labels, _| {
-                let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
-                found.push((builtin, labels.iter().map(owned).collect()));
+                found.push((
+                    builtin,
+                    labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
+                ));
             });
         }
         found

@@ -202,12 +202,12 @@ pub fn inference_traced(series: &ModelSeries, timeline: &Timeline, trace: TraceI
     series.record(move |series| series.cells.durations.exemplify(&timeline, trace, now_ms));
 }
 
-/// Counts response `number` (from 0) of a decoupled model to a request. `times` are the nanoseconds of execution (since the
-/// start of the batch in the worker for the first response, otherwise since the previous response) and of its outputs.
+/// Counts response `number` (from 0) of a decoupled model to a request. `infer_ns` is the time of execution: since the start of the
+/// batch in the worker for the first response, otherwise since the previous response. `output_ns` is the time of its outputs.
 ///
 /// Call before the response is sent.
-pub fn response_done(series: &ModelSeries, number: u64, kind: ResponseKind, times: (u64, u64)) {
-    series.record(move |series| series.cells.responses.add(number, kind, times));
+pub fn response_done(series: &ModelSeries, number: u64, kind: ResponseKind, infer_ns: u64, output_ns: u64) {
+    series.record(move |series| series.cells.responses.add(number, kind, infer_ns, output_ns));
 }
 
 /// Records the first response to a request, `ns` after the request's start.
@@ -256,11 +256,15 @@ fn times_of<'a>(series: &ModelSeries, timelines: impl Iterator<Item = &'a Timeli
         let _ = gauge.add_or_update_unlogged(dispatch_ms);
     }
     let queue = times.queue.as_ref().and_then(|gauge| gauge.line());
-    let of_request = |timeline: &'a Timeline| {
-        queue.map(|line| (line, queue_ms(timeline))).into_iter().chain(latency_lines(&times, timeline))
-    };
     let of_batch = times.worker_thread.as_ref().and_then(|gauge| gauge.line()).zip(dispatch_ms);
-    series.journal().push_all(timelines.flat_map(of_request).chain(of_batch), "");
+    series.journal().push_all(
+        timelines
+            .flat_map(|timeline| {
+                queue.map(|line| (line, queue_ms(timeline))).into_iter().chain(latency_lines(&times, timeline))
+            })
+            .chain(of_batch),
+        "",
+    );
 }
 
 /// Returns the log lines for one request's share of the summed durations.
@@ -336,14 +340,14 @@ pub fn inference_refused(series: &ModelSeries, reason: Reason) {
 /// Creates the series of an ensemble with steps of these models.
 pub fn ensemble_loaded<'a>(cache: &Cache, series: &ModelSeries, steps: impl Iterator<Item = &'a str>) {
     for (number, member) in steps.enumerate() {
-        let _ = step_series(cache, series, (number, member));
+        let _ = step_series(cache, series, number, member);
     }
     let _ = overhead_series(cache, series);
 }
 
-/// Records a completed step of an ensemble: its number, its model, and its duration `ns`.
-pub fn ensemble_step(cache: &Cache, series: &ModelSeries, step: (usize, &str), ns: u64) {
-    if let Some(histogram) = step_series(cache, series, step) {
+/// Records a completed step of an ensemble: its number, the model `member` that it ran, and its duration `ns`.
+pub fn ensemble_step(cache: &Cache, series: &ModelSeries, number: usize, member: &str, ns: u64) {
+    if let Some(histogram) = step_series(cache, series, number, member) {
         observe(Builtin::EnsembleStep, &histogram, ns);
     }
 }
@@ -389,7 +393,7 @@ pub fn ensemble_failed(series: &ModelSeries, error: impl Into<Failed>, request_n
     inference_failed(series, Failed { reason, fault }, request_ns);
 }
 
-fn step_series(cache: &Cache, series: &ModelSeries, (number, member): (usize, &str)) -> Option<Arc<Series>> {
+fn step_series(cache: &Cache, series: &ModelSeries, number: usize, member: &str) -> Option<Arc<Series>> {
     let labels = [&*series.model().name, series.version(), &number.to_string(), member];
     let histogram = cache.histogram(Builtin::EnsembleStep.name(), &labels).ok()?;
     cache.own(series, &histogram);
@@ -442,7 +446,7 @@ pub fn on_demand_waited(cache: &Cache, model: &str, ns: u64) {
 
 /// Records the memory that loading a model took: `bytes` of all instances' processes together, `pinned` bytes
 /// registered with device drivers, and the bytes on each GPU, by the GPU's number.
-pub fn memory_usage(series: &ModelSeries, (bytes, pinned): (u64, u64), gpus: Vec<(u32, u64)>) {
+pub fn memory_usage(series: &ModelSeries, bytes: u64, pinned: u64, gpus: Vec<(u32, u64)>) {
     series.cells.memory.set(bytes);
     series.cells.pinned.set(pinned);
     *series.cells.gpu_memory() = gpus;

@@ -7,7 +7,9 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
+use std::sync::{Arc, OnceLock, Weak};
+
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 
 use super::atomic::{Count, Level};
 use super::counts::ModelCounts;
@@ -98,11 +100,11 @@ impl ModelCells {
     }
 
     pub(super) fn gpu_memory(&self) -> MutexGuard<'_, Vec<(u32, u64)>> {
-        self.gpu_memory.lock().unwrap_or_else(PoisonError::into_inner)
+        self.gpu_memory.lock()
     }
 
     pub(super) fn batches(&self) -> MutexGuard<'_, BTreeMap<u64, BatchCell>> {
-        self.batches.lock().unwrap_or_else(PoisonError::into_inner)
+        self.batches.lock()
     }
 }
 
@@ -272,11 +274,11 @@ impl ModelSeries {
 
     /// Returns the destinations of the times of its batches.
     pub(super) fn times(&self) -> RwLockReadGuard<'_, Times> {
-        self.times.read().unwrap_or_else(PoisonError::into_inner)
+        self.times.read()
     }
 
     pub(super) fn set_times(&self, times: Times) {
-        *self.times.write().unwrap_or_else(PoisonError::into_inner) = times;
+        *self.times.write() = times;
     }
 
     /// Returns the journal of its samples.
@@ -334,7 +336,7 @@ impl ModelSeries {
     }
 
     fn owned(&self) -> MutexGuard<'_, Owned> {
-        self.owned.lock().unwrap_or_else(PoisonError::into_inner)
+        self.owned.lock()
     }
 
     /// Returns the number of waiting requests of this load and the earlier ones.

@@ -63,8 +63,8 @@ impl Clone for Summary {
 impl Summary {
     pub(super) fn new(quantiles: &[f64], clock: &Arc<CoarseClock>) -> Self {
         let slots = std::iter::repeat_with(AtomicU64::default).take(SLOTS).collect();
-        let (quantiles, clock) = (quantiles.to_vec(), Arc::clone(clock));
-        Self { quantiles, clock, slots, count: AtomicU64::new(0), sum: AtomicU64::new(0) }
+        let quantiles = quantiles.to_vec();
+        Self { quantiles, clock: Arc::clone(clock), slots, count: AtomicU64::new(0), sum: AtomicU64::new(0) }
     }
 
     pub(super) fn clock(&self) -> &CoarseClock {
@@ -96,7 +96,8 @@ impl Summary {
             values.get(rank.saturating_sub(1)).map_or(f64::NAN, |value| f64::from(*value))
         };
         let quantiles = self.quantiles.iter().map(|quantile| (*quantile, of(*quantile))).collect();
-        let (sum, count) = (f64::from_bits(self.sum.load(Ordering::Relaxed)), self.count.load(Ordering::Relaxed));
+        let sum = f64::from_bits(self.sum.load(Ordering::Relaxed));
+        let count = self.count.load(Ordering::Relaxed);
         reading::Summary { sum, count, quantiles }
     }
 }

@@ -76,8 +76,13 @@ impl Tenants {
 
     /// Fills an empty place, possibly with the name of another request. Returns false if no more names are allowed.
     fn add(&self, place: &OnceLock<Box<str>>, name: &str) -> bool {
-        let more = |used: usize| (used < self.rule.limit).then_some(used + 1);
-        if self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_err() {
+        if self
+            .used
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used: usize| {
+                (used < self.rule.limit).then_some(used + 1)
+            })
+            .is_err()
+        {
             // Another request may have filled the place in the meantime.
             return place.get().is_some();
         }
@@ -227,8 +232,9 @@ mod tests {
         for _ in 0..50 {
             let tenants = tenants("limit: 4");
             let ids: Vec<BTreeSet<u16>> = std::thread::scope(|scope| {
-                let work = || ["a", "b", "c", "d"].map(|name| tenants.of(name.as_bytes()).0).into();
-                let threads: Vec<_> = (0..4).map(|_| scope.spawn(work)).collect();
+                let threads: Vec<_> = (0..4)
+                    .map(|_| scope.spawn(|| ["a", "b", "c", "d"].map(|name| tenants.of(name.as_bytes()).0).into()))
+                    .collect();
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect()
             });
             let seen: BTreeSet<u16> = ids.into_iter().flatten().collect();

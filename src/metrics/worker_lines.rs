@@ -78,7 +78,8 @@ fn head(text: &str) -> Result<(&str, &str, f64), Malformed> {
     let missing = Malformed("a metric line begins with Name.Unit:value");
     let (metric, value) = text.split_once(':').ok_or(missing)?;
     let (name, unit) = metric.rsplit_once('.').ok_or(missing)?;
-    let (name, unit) = (name.trim(), unit.trim());
+    let name = name.trim();
+    let unit = unit.trim();
     if name.is_empty() || unit.is_empty() {
         return Err(missing);
     }

@@ -221,7 +221,8 @@ impl ModelConfig {
             Some("true") => Ok(true),
             None | Some("false") => Ok(false),
             Some(text) => {
-                let (name, model) = (Self::CPU_FALLBACK, &self.name);
+                let name = Self::CPU_FALLBACK;
+                let model = &self.name;
                 Err(ConfigError::new(format!("parameter '{name}' must be true or false for {model}, got '{text}'")))
             }
         }

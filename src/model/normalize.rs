@@ -49,9 +49,12 @@ pub fn default_model_file(name: &str) -> Option<String> {
     }
     let (_, ending) = name.rsplit_once('.')?;
     let mut files = BACKENDS.iter().filter(|row| row.endings.iter().any(|known| known.get(1..) == Some(ending)));
-    let has_ending = |file: &&&str| file.rsplit_once('.').is_some_and(|(_, of_file)| of_file == ending);
     // A `.py` file may be any program.
-    let found = files.find_map(|row| row.files.iter().find(has_ending)).filter(|_| ending != "py");
+    let found = files
+        .find_map(|row| {
+            row.files.iter().find(|file| file.rsplit_once('.').is_some_and(|(_, of_file)| of_file == ending))
+        })
+        .filter(|_| ending != "py");
     found.map(|file| (*file).to_owned())
 }
 
@@ -147,7 +150,8 @@ fn missing_backend(config: &proto::ModelConfig, completion: &Completion<'_>) -> 
     if !config.platform.is_empty() {
         let row = BACKENDS.iter().find(|row| row.platform == config.platform);
         let unexpected = || {
-            let (platform, advice) = (&config.platform, unsupported_backends::advice_clause(&config.platform));
+            let platform = &config.platform;
+            let advice = unsupported_backends::advice_clause(&config.platform);
             format!("unexpected platform type '{platform}' for {}{advice}", config.name)
         };
         return row.map(|row| row.backend.to_owned()).ok_or_else(|| ConfigError::new(unexpected()));
@@ -155,9 +159,11 @@ fn missing_backend(config: &proto::ModelConfig, completion: &Completion<'_>) -> 
     let named = config.default_model_filename.as_str();
     let row =
         BACKENDS.iter().find(|row| row.files.iter().any(|file| named == *file || is_there(file, completion.files)));
-    let by_ending = || BACKENDS.iter().find(|row| row.endings.iter().any(|ending| named.ends_with(ending)));
     let by_archive = || BACKENDS.iter().find(|row| row.endings.contains(&ARCHIVE) && has_archive(completion));
-    let by_file = row.or_else(by_ending).or_else(by_archive).map(|row| row.backend);
+    let by_file = row
+        .or_else(|| BACKENDS.iter().find(|row| row.endings.iter().any(|ending| named.ends_with(ending))))
+        .or_else(by_archive)
+        .map(|row| row.backend);
     by_file.or_else(|| backend_of_name(completion.directory)).map(str::to_owned).ok_or_else(|| {
         let mut files: Vec<&str> = Vec::new();
         for file in BACKENDS.iter().flat_map(|row| row.files) {

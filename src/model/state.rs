@@ -51,8 +51,8 @@ const MAX_BYTES: u64 = 1 << 30;
 impl StateSpec {
     /// Returns whether a value may have this shape (without the batch).
     pub fn fits(&self, shape: &[i64]) -> bool {
-        let fits = |(&dim, &got): (&i64, &i64)| got >= 0 && (dim == -1 || dim == got);
-        self.dims.len() == shape.len() && self.dims.iter().zip(shape).all(fits)
+        self.dims.len() == shape.len()
+            && self.dims.iter().zip(shape).all(|(&dim, &got)| got >= 0 && (dim == -1 || dim == got))
     }
 
     /// Returns whether values may differ in shape.
@@ -134,7 +134,8 @@ pub(super) fn states(proto: &proto::ModelConfig) -> Result<Vec<StateSpec>, Confi
 }
 
 fn state(proto: &proto::ModelConfig, raw: &State, output: usize) -> Result<StateSpec, ConfigError> {
-    let (model, name) = (proto.name.as_str(), raw.input_name.as_str());
+    let model = proto.name.as_str();
+    let name = raw.input_name.as_str();
     if name.is_empty() || raw.output_name.is_empty() {
         return error(format!("state must specify 'input_name' and 'output_name' for {model}"));
     }
@@ -155,8 +156,9 @@ fn state(proto: &proto::ModelConfig, raw: &State, output: usize) -> Result<State
     }
     if let Some(listed) = proto.output.get(output) {
         let dims = listed.reshape.as_ref().map_or(&listed.dims, |reshape| &reshape.shape);
-        let agree = |(one, other): (&i64, &i64)| one == other || *one == -1 || *other == -1;
-        if dims.len() != raw.dims.len() || !dims.iter().zip(&raw.dims).all(agree) {
+        if dims.len() != raw.dims.len()
+            || !dims.iter().zip(&raw.dims).all(|(one, other)| one == other || *one == -1 || *other == -1)
+        {
             let output = &listed.name;
             return wrong(&format!("has dims {:?}, but the output '{output}' that gives it has {dims:?}", raw.dims));
         }
@@ -172,7 +174,9 @@ fn state(proto: &proto::ModelConfig, raw: &State, output: usize) -> Result<State
             ));
         }
     };
-    let (input_name, output_name, dims) = (name.to_owned(), raw.output_name.clone(), raw.dims.clone());
+    let input_name = name.to_owned();
+    let output_name = raw.output_name.clone();
+    let dims = raw.dims.clone();
     let state = StateSpec { input_name, output_name, datatype, dims, initial, output };
     let shape: Vec<i64> = state.initial.as_ref().map_or(&state.dims, |initial| &initial.dims).clone();
     let shape: Vec<i64> = shape.into_iter().map(|dim| dim.max(1)).collect();

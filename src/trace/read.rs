@@ -113,7 +113,8 @@ pub fn read(file: &[u8]) -> Result<Traces, String> {
         return Err("not a trace file: expected a JSON array, which starts with '['".to_owned());
     }
     at += 1;
-    let (mut found, mut traces) = (Traces::default(), BTreeMap::new());
+    let mut found = Traces::default();
+    let mut traces = BTreeMap::new();
     loop {
         at = skip_blanks(file, at);
         match file.get(at) {

@@ -264,7 +264,9 @@ impl Settings {
 /// # Errors
 /// INVALID_ARG for an unknown name, and for OFF together with others.
 pub fn levels<'a>(names: impl Iterator<Item = &'a str>) -> Result<Levels, InferError> {
-    let (mut levels, mut off, mut count) = (Levels::default(), false, 0);
+    let mut levels = Levels::default();
+    let mut off = false;
+    let mut count = 0;
     for name in names {
         count += 1;
         match name {
@@ -317,7 +319,8 @@ pub fn count(text: &str) -> Result<i32, InferError> {
 }
 
 fn out_of_range(name: &str, text: &str, allowed: RangeInclusive<i64>, digits: &str) -> InferError {
-    let (least, most) = (allowed.start(), allowed.end());
+    let least = allowed.start();
+    let most = allowed.end();
     // Long enough for a client to recognize its input.
     let text: String = text.chars().take(100).collect();
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {

@@ -75,7 +75,8 @@ impl Permissions {
     /// # Errors
     /// An argument is unknown, or a value or the program is missing.
     pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<(Self, OsString, Vec<OsString>), String> {
-        let (mut permissions, mut arguments) = (Self::default(), arguments.into_iter());
+        let mut permissions = Self::default();
+        let mut arguments = arguments.into_iter();
         loop {
             let option = arguments.next().ok_or_else(|| format!("'{END}' is missing"))?;
             let mut value = || arguments.next().ok_or_else(|| format!("'{}' has no value", option.display()));

@@ -316,13 +316,13 @@ impl Output<'_> {
             if !file.has_room() {
                 return false;
             }
-            text.write(file.pending(), layout(Layout::File), self.stamp, (value, request_ids));
+            text.write(file.pending(), layout(Layout::File), self.stamp, value, request_ids);
         }
         if let Some(pending) = self.stdout.as_mut().and_then(Stdout::next_line) {
-            text.write(pending, layout(Layout::Console), self.stamp, (value, request_ids));
+            text.write(pending, layout(Layout::Console), self.stamp, value, request_ids);
         }
         if let Some(logged) = &mut self.logged {
-            text.write(logged, layout(Layout::Console), self.stamp, (value, request_ids));
+            text.write(logged, layout(Layout::Console), self.stamp, value, request_ids);
         }
         self.lines += 1;
         true

@@ -16,8 +16,8 @@ const NS_OF_MICROSECOND: f64 = 1000.0;
 impl Cache {
     /// Returns the gauges that every executed batch sets, `QueueTime` and `WorkerThreadTime`, if they are defined.
     pub(super) fn host_times(&self) -> [Option<Arc<Series>>; 2] {
-        let gauge = |builtin: Builtin| self.gauge(builtin.name(), &["Host", self.hostname()]).ok();
-        [Builtin::QueueTime, Builtin::WorkerThreadTime].map(gauge)
+        [Builtin::QueueTime, Builtin::WorkerThreadTime]
+            .map(|builtin| self.gauge(builtin.name(), &["Host", self.hostname()]).ok())
     }
 
     /// Returns the destinations of the times of this model's batches under the current definition.

@@ -1,13 +1,12 @@
 //! Metrics that no file defines: detected by their first sample, or described by the model that records them.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
 use super::{Cache, SampleError};
 use crate::metrics::builtin::Builtin;
 use crate::metrics::catalog::{Kind, MetricSpec, WorkerLabel, check_reserved, is_label_name, is_metric_name};
 use crate::metrics::channel::Described;
-use crate::metrics::family::Family;
 use crate::metrics::sample_error::MAX_DETECTED;
 
 /// The number of buckets of a described histogram, at most.
@@ -27,7 +26,8 @@ impl Described {
         if ascending && finite && self.buckets.len() <= MAX_BUCKETS {
             return Ok(());
         }
-        let (name, count) = (&self.name, self.buckets.len());
+        let name = &self.name;
+        let count = self.buckets.len();
         Err(SampleError::BadValue(format!(
             "the {count} buckets of metric `{name}` must be ascending finite numbers, {MAX_BUCKETS} at most"
         )))
@@ -64,10 +64,9 @@ impl Cache {
     /// Adds missing labels to a detected metric: its series may have different labels. One model may record such series, as in Triton,
     /// or several models a metric of one name.
     pub(super) fn widen(&self, name: &str, kind: Kind, labels: &[String]) -> Result<(), SampleError> {
-        let mut registry = self.registry.write().unwrap_or_else(PoisonError::into_inner);
+        let mut registry = self.registry.write();
         let known = registry.family_of(name, Some(kind)).map(|family| family.spec());
-        let open = |spec: &&MetricSpec| spec.detected && spec.kind == kind;
-        let Some(mut spec) = known.filter(open).cloned() else { return Ok(()) };
+        let Some(mut spec) = known.filter(|spec| spec.detected && spec.kind == kind).cloned() else { return Ok(()) };
         check_names(name, kind, labels)?;
         let new = labels.iter().filter(|label| !spec.dimensions.contains(label));
         let new: Vec<String> = new.cloned().collect();
@@ -79,7 +78,8 @@ impl Cache {
         let at = spec.dimensions.iter().take_while(|label| is_own(label)).count();
         spec.dimensions.splice(at..at, new);
         if spec.dimensions.len() > MAX_LABELS {
-            let (name, count) = (&spec.name, spec.dimensions.len());
+            let name = &spec.name;
+            let count = spec.dimensions.len();
             let text =
                 format!("the series of metric `{name}` have {count} different labels together, {MAX_LABELS} at most");
             return Err(SampleError::BadValue(text));
@@ -95,7 +95,7 @@ impl Cache {
     pub(super) fn register(&self, spec: MetricSpec) -> Result<(), SampleError> {
         check_names(&spec.name, spec.kind, &spec.dimensions)?;
         check_reserved(&spec.name).map_err(SampleError::Collision)?;
-        let mut registry = self.registry.write().unwrap_or_else(PoisonError::into_inner);
+        let mut registry = self.registry.write();
         let known = registry.family_of(&spec.name, Some(spec.kind));
         let namesake = known.filter(|known| known.spec.detected && known.spec.kind != spec.kind);
         if known.is_some() && namesake.is_none_or(|known| known.views.prometheus) {
@@ -115,11 +115,14 @@ impl Cache {
 
     /// Removes a detected metric if it has no series any more, so that its name is free for samples of another type.
     pub(super) fn end_detected(&self, name: &str, kind: Kind) {
-        let is_over = |family: &Arc<Family>| family.spec.detected && family.spec.kind == kind && family.is_empty();
-        if !self.registry().family_of(name, Some(kind)).is_some_and(is_over) {
+        if !self
+            .registry()
+            .family_of(name, Some(kind))
+            .is_some_and(|family| family.spec.detected && family.spec.kind == kind && family.is_empty())
+        {
             return;
         }
-        let mut registry = self.registry.write().unwrap_or_else(PoisonError::into_inner);
+        let mut registry = self.registry.write();
         if let Some(without) = registry.without_detected(name, kind) {
             *registry = Arc::new(without);
             // Feeds try refused series again.
@@ -167,16 +170,25 @@ mod tests {
     }
 
     fn described(name: &str, kind: Kind, buckets: &[f64]) -> Described {
-        let (description, dimensions) = ("how long".to_owned(), vec!["shop".to_owned()]);
-        Described { name: name.to_owned(), kind, description, buckets: buckets.to_vec(), dimensions }
+        Described {
+            name: name.to_owned(),
+            kind,
+            description: "how long".to_owned(),
+            buckets: buckets.to_vec(),
+            dimensions: vec!["shop".to_owned()],
+        }
     }
 
     #[test]
     fn a_described_metric_needs_no_definition_in_the_file() {
         let cache = cache();
         let series = |kind| {
-            let labels = vec![("shop".to_owned(), "a".to_owned())];
-            cache.resolve(&Definition { name: "waited".to_owned(), kind: Some(kind), unit: String::new(), labels })
+            cache.resolve(&Definition {
+                name: "waited".to_owned(),
+                kind: Some(kind),
+                unit: String::new(),
+                labels: vec![("shop".to_owned(), "a".to_owned())],
+            })
         };
         assert!(matches!(series(Kind::Histogram), Err(SampleError::Undeclared(_))));
         cache.describe(&described("waited", Kind::Histogram, &[0.5, 2.0])).unwrap();

@@ -1,7 +1,7 @@
 //! The series that workers of models write: each is removed with the last model that writes it.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
 use super::{Cache, SampleError, Series};
 use crate::metrics::catalog::Kind;
@@ -13,7 +13,7 @@ impl Cache {
     /// version has been loaded again, the new series remain.
     pub fn model_unloaded(&self, series: &Arc<ModelSeries>) {
         {
-            let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
+            let mut models = self.models.write();
             if models.get(series.model()).is_some_and(|current| Arc::ptr_eq(current, series)) {
                 models.remove(series.model());
                 self.depart(series);
@@ -33,8 +33,7 @@ impl Cache {
         definition: &Definition,
     ) -> Result<Arc<Series>, SampleError> {
         if model.has_ended() {
-            let unloaded = || SampleError::Unloaded(definition.name.clone());
-            return self.existing(definition).ok_or_else(unloaded);
+            return self.existing(definition).ok_or_else(|| SampleError::Unloaded(definition.name.clone()));
         }
         let series = self.resolve(definition)?;
         self.own(model, &series);

@@ -62,11 +62,10 @@ pub(super) fn check(name: &str, kind: Kind, section: Section) -> Result<(), Stri
 pub(super) fn check_other(name: &str, kind: Kind) -> Result<(), String> {
     check_letters(name)?;
     let samples = taken(name, kind);
-    let collides = |builtin: &&Builtin| {
+    if let Some(builtin) = Builtin::ALL.iter().find(|builtin| {
         let own = taken(builtin.name(), builtin.kind());
         own.iter().any(|own| samples.iter().any(|sample| own.eq_ignore_ascii_case(sample)))
-    };
-    if let Some(builtin) = Builtin::ALL.iter().find(collides) {
+    }) {
         return Err(format!("`{name}` in `also_as` is reserved for the built-in metric `{}`", builtin.name()));
     }
     check_prefix(name)

@@ -63,7 +63,8 @@ impl<'de> Node<'de> for Native {
         }
     }
     fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<Option<NativeSpec>, A::Error> {
-        let (mut spec, mut seen) = (NativeSpec::default(), Vec::new());
+        let mut spec = NativeSpec::default();
+        let mut seen = Vec::new();
         let allowed = &["schema", "factor", "max_buckets", "zero_threshold"];
         while let Some(key) = map.next_key_seed(Seed(Key { allowed, seen: &mut seen }))? {
             match key {

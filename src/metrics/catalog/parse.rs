@@ -48,13 +48,15 @@ impl Parsed {
 
     /// Adds the metrics of objectives and tenants that the file does not define, as the shipped file defines them.
     fn add_implied_metrics(&mut self) {
-        let (slos, tenants) = (!self.globals.slos.is_empty(), self.globals.tenants.is_some());
+        let slos = !self.globals.slos.is_empty();
+        let tenants = self.globals.tenants.is_some();
         if !slos && !tenants {
             return;
         }
-        let implied = |builtin: Builtin| (slos && builtin.is_of_slos()) || (tenants && builtin.is_of_tenants());
         let shipped = read(SHIPPED, "").map_or(Vec::new(), |shipped| shipped.specs);
-        for spec in shipped.into_iter().filter(|spec| spec.builtin.is_some_and(implied)) {
+        for spec in shipped.into_iter().filter(|spec| {
+            spec.builtin.is_some_and(|builtin| (slos && builtin.is_of_slos()) || (tenants && builtin.is_of_tenants()))
+        }) {
             if self.all().all(|other| other.name != spec.name) {
                 self.places.insert(spec.name.clone(), self.places.len());
                 self.specs.push(spec);
@@ -119,7 +121,9 @@ fn check_size(text: &str) -> Result<(), (usize, usize, String)> {
     if text.len() > MAX_BYTES {
         return Err((1, 1, format!("the file has more than {MAX_BYTES} bytes")));
     }
-    let (mut line, mut column, mut depth) = (1, 1, 0_usize);
+    let mut line = 1;
+    let mut column = 1;
+    let mut depth = 0_usize;
     for c in text.chars() {
         match c {
             '[' | '{' => depth += 1,
@@ -143,7 +147,9 @@ impl<'de> Node<'de> for File {
     }
     fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<Parsed, A::Error> {
         let mut parsed = Parsed::default();
-        let (mut seen, mut names, mut form) = (Vec::new(), Names::default(), Form::Designed);
+        let mut seen = Vec::new();
+        let mut names = Names::default();
+        let mut form = Form::Designed;
         let allowed = &["mode", "dimensions", "slos", "tenants", "ts_metrics", "model_metrics"];
         while let Some(key) = map.next_key_seed(Seed(Key { allowed, seen: &mut seen }))? {
             match key {

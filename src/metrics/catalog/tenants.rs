@@ -47,8 +47,11 @@ impl<'de> Node<'de> for Tenants {
         "a mapping with header, token or certificate, limit and names"
     }
     fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<TenantRule, A::Error> {
-        let (mut seen, mut limit, mut names) = (Vec::new(), DEFAULT_LIMIT, Vec::new());
-        let (mut sources, allowed) = (Vec::new(), &["header", "token", "certificate", "limit", "names"]);
+        let mut seen = Vec::new();
+        let mut limit = DEFAULT_LIMIT;
+        let mut names = Vec::new();
+        let mut sources = Vec::new();
+        let allowed = &["header", "token", "certificate", "limit", "names"];
         while let Some(key) = map.next_key_seed(Seed(Key { allowed, seen: &mut seen }))? {
             match key {
                 "header" => sources.push(TenantSource::Header(map.next_value_seed(Seed(Header))?)),
@@ -117,8 +120,9 @@ impl Node<'_> for Limit {
     }
     fn text<E: de::Error>(self, text: &str) -> Result<usize, E> {
         let limit = text.parse().ok().filter(|limit| (1..=MAX_LIMIT).contains(limit));
-        let invalid = || format!("`{}` is not a valid limit of tenants; allowed are 1 to {MAX_LIMIT}", shortened(text));
-        limit.ok_or_else(|| E::custom(invalid()))
+        limit.ok_or_else(|| {
+            E::custom(format!("`{}` is not a valid limit of tenants; allowed are 1 to {MAX_LIMIT}", shortened(text)))
+        })
     }
 }
 

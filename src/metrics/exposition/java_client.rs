@@ -17,9 +17,11 @@ pub fn render(cache: &Cache, names: &Names, help: impl Fn(&MetricSpec) -> String
     let readings = Readings::new(cache, Details::default());
     let mut out = String::new();
     for named in readings.named().iter().filter(|named| named.views().prometheus) {
-        let (spec, before) = (named.spec(), out.len());
-        let (name, kind, help) =
-            (&spec.name, spec.kind.as_str(), help(spec).replace('\\', "\\\\").replace('\n', "\\n"));
+        let spec = named.spec();
+        let before = out.len();
+        let name = &spec.name;
+        let kind = spec.kind.as_str();
+        let help = help(spec).replace('\\', "\\\\").replace('\n', "\\n");
         // Writing into a String cannot fail.
         let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
         let described = out.len();

@@ -50,8 +50,11 @@ fn kind(kind: Kind) -> proto::MetricType {
 }
 
 fn metric(spec: &MetricSpec, labels: &[(&str, &str)], reading: &Reading) -> proto::Metric {
-    let pair = |(name, value): (&str, &str)| proto::LabelPair { name: name.to_owned(), value: value.to_owned() };
-    let label = Labels::new(spec, labels).0.into_iter().map(pair).collect();
+    let label = Labels::new(spec, labels)
+        .0
+        .into_iter()
+        .map(|(name, value)| proto::LabelPair { name: name.to_owned(), value: value.to_owned() })
+        .collect();
     let mut metric = proto::Metric { label, ..Default::default() };
     match reading {
         Reading::Number(number) if spec.kind == Kind::Counter => {
@@ -65,11 +68,10 @@ fn metric(spec: &MetricSpec, labels: &[(&str, &str)], reading: &Reading) -> prot
 }
 
 fn summary(summary: &Summary) -> proto::Summary {
-    let quantile = |&(quantile, value): &(f64, f64)| proto::Quantile { quantile, value };
     proto::Summary {
         sample_count: summary.count,
         sample_sum: summary.sum,
-        quantile: summary.quantiles.iter().map(quantile).collect(),
+        quantile: summary.quantiles.iter().map(|&(quantile, value)| proto::Quantile { quantile, value }).collect(),
         ..Default::default()
     }
 }
@@ -79,19 +81,23 @@ fn summary(summary: &Summary) -> proto::Summary {
 fn histogram(histogram: &Histogram) -> proto::Histogram {
     let count = histogram.native.as_ref().map_or_else(|| histogram.count(), Native::count);
     let mut cumulative = 0;
-    let bucket = |(at, (upper_bound, own)): (usize, &(f64, u64))| {
-        cumulative += own;
-        proto::Bucket {
-            cumulative_count: if upper_bound.is_infinite() { count } else { count.min(cumulative) },
-            upper_bound: *upper_bound,
-            exemplar: histogram.exemplars.get(&at).map(exemplar),
-            ..Default::default()
-        }
-    };
     let mut message = proto::Histogram {
         sample_count: count,
         sample_sum: histogram.sum,
-        bucket: histogram.buckets.iter().enumerate().map(bucket).collect(),
+        bucket: histogram
+            .buckets
+            .iter()
+            .enumerate()
+            .map(|(at, (upper_bound, own))| {
+                cumulative += own;
+                proto::Bucket {
+                    cumulative_count: if upper_bound.is_infinite() { count } else { count.min(cumulative) },
+                    upper_bound: *upper_bound,
+                    exemplar: histogram.exemplars.get(&at).map(exemplar),
+                    ..Default::default()
+                }
+            })
+            .collect(),
         ..Default::default()
     };
     if let Some(native) = &histogram.native {
@@ -107,8 +113,10 @@ fn histogram(histogram: &Histogram) -> proto::Histogram {
 
 /// Converts buckets to runs of consecutive buckets, and the difference of each count to the one before it.
 fn spans(buckets: &[(i32, u64)]) -> (Vec<proto::BucketSpan>, Vec<i64>) {
-    let (mut spans, mut deltas): (Vec<proto::BucketSpan>, Vec<i64>) = (Vec::new(), Vec::new());
-    let (mut next, mut before) = (0, 0);
+    let mut spans: Vec<proto::BucketSpan> = Vec::new();
+    let mut deltas: Vec<i64> = Vec::new();
+    let mut next = 0;
+    let mut before = 0;
     for &(index, count) in buckets {
         let count = i64::try_from(count).unwrap_or(i64::MAX);
         let empty = index - next;
@@ -170,7 +178,8 @@ model_metrics:
 
     fn decoded(cache: &Arc<Cache>, names: &Names) -> Vec<proto::MetricFamily> {
         let bytes = encode(cache, names);
-        let (mut rest, mut families) = (&bytes[..], Vec::new());
+        let mut rest = &bytes[..];
+        let mut families = Vec::new();
         while !rest.is_empty() {
             families.push(proto::MetricFamily::decode_length_delimited(&mut rest).unwrap());
         }
@@ -183,7 +192,9 @@ model_metrics:
 
     /// Reverses `spans`.
     fn buckets(spans: &[proto::BucketSpan], deltas: &[i64]) -> Vec<(i32, u64)> {
-        let (mut index, mut count, mut deltas) = (0, 0, deltas.iter());
+        let mut index = 0;
+        let mut count = 0;
+        let mut deltas = deltas.iter();
         let mut found = Vec::new();
         for span in spans {
             index += span.offset;

@@ -18,8 +18,10 @@ impl View {
 
     /// Writes a family if it has series.
     pub(super) fn write_by_hand(&self, text: &mut String, named: &Named) {
-        let (before, spec) = (text.len(), named.spec());
-        let (name, kind) = (&spec.name, spec.kind.as_str());
+        let before = text.len();
+        let spec = named.spec();
+        let name = &spec.name;
+        let kind = spec.kind.as_str();
         let help = escape_help(&spec.help, self.format);
         // Writing into a String cannot fail.
         let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");

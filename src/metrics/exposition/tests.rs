@@ -180,7 +180,8 @@ model_metrics:
     cache.counter("waited_total", &["b"]).unwrap().add_or_update(0.0125).unwrap();
     cache.summary("time", &[]).unwrap().add_or_update(0.5).unwrap();
     let plain = render(&cache, Format::Text);
-    let (old, labels) = ("nv_inference_queue_duration_histogram_us", "{model=\"m\",version=\"1\"");
+    let old = "nv_inference_queue_duration_histogram_us";
+    let labels = "{model=\"m\",version=\"1\"";
     for line in [
         format!("pharos_queue_duration_seconds_bucket{labels},le=\"5e-05\"}} 0"),
         format!("pharos_queue_duration_seconds_bucket{labels},le=\"0.00051\"}} 1"),
@@ -333,8 +334,9 @@ fn cost_of_a_scrape_of_200_models() {
         let series = cache.model_loaded(&ModelVersion::new(format!("model_{at}"), 1), &[]);
         record::inference_done(&series, &timeline(), 4);
     }
+    let rounds = 20;
     #[allow(clippy::disallowed_methods)]
-    let (rounds, start) = (20, std::time::Instant::now());
+    let start = std::time::Instant::now();
     let mut bytes = 0;
     for _ in 0..rounds {
         bytes = render(&cache, Format::Text).len();
@@ -347,9 +349,11 @@ fn cost_of_a_scrape_of_200_models() {
 
 #[test]
 fn idle_series_can_be_left_out() {
-    let (all, events) = (recorded(), recorded_with(Settings { omit_idle: true, ..Settings::new("host-1") }));
+    let all = recorded();
+    let events = recorded_with(Settings { omit_idle: true, ..Settings::new("host-1") });
     for format in [Format::Text, Format::OpenMetrics] {
-        let (full, short) = (render(&all, format), render(&events, format));
+        let full = render(&all, format);
+        let short = render(&events, format);
         let counters: Vec<&str> = full
             .lines()
             .filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter").or(line.strip_suffix(" unknown")))

@@ -186,8 +186,12 @@ fn a_metric_has_its_own_name_and_unit_only() {
 fn deltas_add_up_to_the_cumulative_values() {
     let cache = shipped();
     let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
-    let (mut deltas, mut cumulative) = (encoder(Temporality::Delta), encoder(Temporality::Cumulative));
-    let (mut requests, mut latency, mut observed, mut sum) = (0, 0.0, Vec::new(), 0.0);
+    let mut deltas = encoder(Temporality::Delta);
+    let mut cumulative = encoder(Temporality::Cumulative);
+    let mut requests = 0;
+    let mut latency = 0.0;
+    let mut observed = Vec::new();
+    let mut sum = 0.0;
     let mut start = START;
     for round in 1..=4u64 {
         for _ in 0..round {
@@ -195,7 +199,8 @@ fn deltas_add_up_to_the_cumulative_values() {
         }
         let exports = deltas.encode(&cache, at(round));
         let metrics = decoded(&exports);
-        let (point, times) = (histogram(&metrics, HISTOGRAM), number(&metrics, LATENCY));
+        let point = histogram(&metrics, HISTOGRAM);
+        let times = number(&metrics, LATENCY);
         assert_eq!((point.start_time_unix_nano, point.time_unix_nano), (start, at(round)));
         // The third export fails, so the fourth contains its values.
         if round != 3 {
@@ -364,8 +369,10 @@ fn buckets_without_gaps_are_as_few_as_configured() {
 fn exponential_deltas_add_up_at_falling_scales() {
     let cache = values("{schema: 8, max_buckets: 30}");
     let form = |temporality| encoder_of(temporality, Aggregation::Exponential);
-    let (mut deltas, mut cumulative) = (form(Temporality::Delta), form(Temporality::Cumulative));
-    let (mut sums, mut scales): (HashMap<i64, u64>, Vec<i32>) = (HashMap::new(), Vec::new());
+    let mut deltas = form(Temporality::Delta);
+    let mut cumulative = form(Temporality::Cumulative);
+    let mut sums: HashMap<i64, u64> = HashMap::new();
+    let mut scales: Vec<i32> = Vec::new();
     for round in 1..=8 {
         observe(&cache, (0..10).map(|step| f64::from(step * 7 + 1) * f64::from(round).exp2()));
         let exports = deltas.encode(&cache, at(round as u64));

@@ -246,7 +246,9 @@ fn every_reading_shows_whole_events() {
     let count = |sums: &Sums| sums.get("nv_inference_request_success").copied().unwrap_or_default();
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
-            let (cache, series, ends) = (&cache, &series, &ends);
+            let cache = &cache;
+            let series = &series;
+            let ends = &ends;
             scope.spawn(move || {
                 let tenant = cache.tenant(b"t");
                 let mut random = thread + 1;

@@ -35,11 +35,10 @@ pub fn worker_removed(cache: &Cache, series: &ModelSeries, instance: u32) {
 
 /// Removes the gauge of the states that the process of an instance has kept: the process has ended.
 pub fn states_lost(cache: &Cache, series: &ModelSeries, instance: &str) {
-    let is_lost = |owned: &Series| {
+    cache.release(series.release(|owned: &Series| {
         owned.spec().name == STATE_BYTES
             && owned.spec().labelled(owned.labels()).any(|label| label == ("instance", instance))
-    };
-    cache.release(series.release(is_lost));
+    }));
 }
 
 fn load_time(cache: &Cache, series: &ModelSeries, instance: u32) -> Option<Arc<Series>> {

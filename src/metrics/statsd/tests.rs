@@ -9,11 +9,13 @@ fn all(datagram: &[u8]) -> Vec<Outcome> {
     let mut found = Vec::new();
     parse(datagram, |_, outcome| match outcome {
         Ok(line) => {
-            let (name, labels) = (line.name, line.labels);
-            let outcome = |update: Result<Update, Malformed>| {
-                update.map(|update| (name.clone(), labels.clone(), update)).map_err(|fault| fault.0)
-            };
-            found.extend(line.updates.into_iter().map(outcome));
+            let name = line.name;
+            let labels = line.labels;
+            found.extend(
+                line.updates
+                    .into_iter()
+                    .map(|update| update.map(|update| (name.clone(), labels.clone(), update)).map_err(|fault| fault.0)),
+            );
         }
         Err(fault) => found.push(Err(fault.0)),
     });

@@ -160,8 +160,11 @@ impl Pools {
     fn pool(&mut self, need: &Need) -> usize {
         let Need { name, device, count } = need;
         let limit = limit(&self.limits, name, *device);
-        let is = |pool: &Pool| pool.members > 0 && (&pool.usage.name, pool.usage.device) == (name, *device);
-        if let Some(found) = self.pools.iter().position(is) {
+        if let Some(found) = self
+            .pools
+            .iter()
+            .position(|pool| pool.members > 0 && (&pool.usage.name, pool.usage.device) == (name, *device))
+        {
             let total = &mut self.pools[found].usage.total;
             *total = limit.unwrap_or((*total).max(*count));
             return found;
