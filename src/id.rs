@@ -18,7 +18,7 @@ pub struct RequestId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InstanceId(pub u32);
 
-/// The tenant that a request belongs to, unique for the life of the frontend. The default is that of requests without one.
+/// The tenant that a request belongs to, unique for the life of the frontend. The default is the tenant of requests without one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantId(pub u16);
 

@@ -66,7 +66,7 @@ struct Open {
     step: usize,
     /// The iteration that it belongs to; unused for a decoupled step, which ends its iteration.
     iteration: u64,
-    /// For a decoupled step: its responses that were not passed on yet, in their order, which is that of their iterations.
+    /// For a decoupled step: its responses that were not passed on yet, in the order of their iterations.
     slots: VecDeque<(u64, Slot)>,
     /// The number of complete `slots`.
     complete: usize,

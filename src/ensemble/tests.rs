@@ -55,7 +55,7 @@ fn recipes() -> impl Strategy<Value = Recipe> {
 }
 
 /// Builds the plan. Tensors without a consumer become outputs of the ensemble, so that none is unused. Steps are listed in the
-/// order of `shuffle`, not in that of their dependencies.
+/// order of `shuffle`, not in the order of their dependencies.
 fn plan((inputs, steps): &Recipe, shuffle: &[prop::sample::Index]) -> (ModelConfig, Vec<String>) {
     let inputs: Vec<String> = (0..*inputs).map(|n| format!("x{n}")).collect();
     let mut there = inputs.clone();

@@ -14,12 +14,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::{Mutex, RwLock};
 
 use super::alias::{AliasCounts, ByAlias, Naming};
-use super::alignment::{align, is_host};
 use super::builtin::Builtin;
-use super::catalog::{Catalog, Difference, Kind, MAX_UNIT, MetricSpec, Mode, RECORDED_BY_WORKER, Views};
+use super::catalog::{Catalog, Difference, Kind, MAX_UNIT, MetricSpec, Mode, RECORDED_BY_WORKER, Views, WorkerLabel};
 use super::channel::Definition;
 use super::family::{Family, Found, Registry};
 use super::journal::Journal;
+use super::label_schema::LabelSchema;
 use super::series::{ModelSeries, RequestSeries};
 use super::summary::CoarseClock;
 use super::tenants::Tenants;
@@ -192,7 +192,7 @@ impl Cache {
         &self.clock
     }
 
-    /// Creates all series of a model version at 0. They replace those of an earlier load. `tags` are its `metric_tags`.
+    /// Creates all series of a model version at 0. They replace the series of an earlier load. `tags` are its `metric_tags`.
     pub fn model_loaded(&self, model: &ModelVersion, tags: &[(String, String)]) -> Arc<ModelSeries> {
         self.model_loaded_with(model, tags, Vec::new())
     }
@@ -224,7 +224,7 @@ impl Cache {
         series
     }
 
-    /// Shows the series of a model version in all views. They replace those of an earlier load, whose later events count in them.
+    /// Shows the series of a model version in all views. They replace the series of an earlier load, whose later events count in them.
     pub fn show_model(&self, series: &Arc<ModelSeries>) {
         let replaced = {
             let mut models = self.models.write();
@@ -355,12 +355,17 @@ impl Cache {
         if spec.kind != kind {
             return Err(SampleError::WrongKind { metric: name.to_owned(), expected: spec.kind, given: kind });
         }
-        let values = batch_times::in_order(spec, labels);
-        if values.len() != labels.len() || values.len() != spec.dimensions.len() {
-            let given = labels.iter().map(|_| "_".to_owned()).collect();
-            return Err(SampleError::WrongLabels { metric: name.to_owned(), expected: spec.dimensions.clone(), given });
+        let schema = LabelSchema::new(&spec.name, &spec.dimensions);
+        let values: Option<Vec<String>> = match spec.builtin {
+            Some(builtin) => {
+                schema.reorder(builtin.dimensions(), labels).map(|value| value.map(str::to_owned)).collect()
+            }
+            None => Some(labels.iter().map(|value| (*value).to_owned()).collect()),
+        };
+        match values.filter(|_| labels.len() == spec.dimensions.len()) {
+            Some(values) => self.bounded(family, &values),
+            None => Err(schema.wrong_labels(labels.iter().map(|_| "_"))),
         }
-        self.bounded(family, &values)
     }
 
     /// Returns the series for a sample of a worker or another program, created at 0 on first use. Fills in a missing
@@ -409,10 +414,10 @@ impl Cache {
     fn values(&self, spec: &MetricSpec, definition: &Definition) -> Result<Vec<String>, SampleError> {
         let default = |label: &str| match label {
             _ if spec.described => Some(""),
-            label if is_host(label) => Some(self.settings.hostname.as_str()),
+            label if WorkerLabel::is_host(label) => Some(self.settings.hostname.as_str()),
             _ => spec.detected.then_some(""),
         };
-        let values = align(&spec.name, &definition.labels, &spec.dimensions, |_| false, default)?;
+        let values = LabelSchema::new(&spec.name, &spec.dimensions).align(&definition.labels, default)?;
         Ok(values.into_iter().map(str::to_owned).collect())
     }
 

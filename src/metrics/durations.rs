@@ -259,7 +259,7 @@ pub(super) fn definition(registry: &Registry, value: ModelValue) -> Option<(Arc<
     Some((Arc::clone(&family.spec), builtin.unit().unwrap_or(TimeUnit::Nanoseconds)))
 }
 
-/// Returns the buckets of a histogram: the model's own if it has some, else those of the definition.
+/// Returns the buckets of a histogram: the model's own if it has some, else the buckets of the definition.
 pub(super) fn own_or_defined<'a>(own: &'a [(String, Vec<f64>)], spec: &'a MetricSpec) -> &'a [f64] {
     own.iter().find(|(name, _)| *name == spec.name).map_or(&spec.buckets, |(_, bounds)| bounds)
 }

@@ -9,6 +9,7 @@ use super::builtin::Builtin;
 use super::catalog::{Catalog, Kind, MetricSpec, Views};
 use super::cell::Cell;
 use super::journal::{Journal, Line};
+use super::label_schema::LabelSchema;
 use super::reading::{Details, Reading};
 use super::sample_error::SampleError;
 use super::summary::CoarseClock;
@@ -241,11 +242,8 @@ impl Family {
 
     /// Returns the values of a series from before labels were added: empty for the new labels.
     fn labels_of(&self, earlier: &MetricSpec, values: &[String]) -> Box<[String]> {
-        let value = |label: &String| {
-            let at = earlier.dimensions.iter().position(|other| other == label)?;
-            values.get(at).cloned()
-        };
-        self.spec.dimensions.iter().map(|label| value(label).unwrap_or_default()).collect()
+        let schema = LabelSchema::new(&self.spec.name, &self.spec.dimensions);
+        schema.reorder(&earlier.dimensions, values).map(|value| value.unwrap_or_default().to_owned()).collect()
     }
 
     /// Creates the family of the same metric with further labels. The existing series have no values for them.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::cache::{Cache, SampleError, Series};
 use super::channel::{Corrupt, Definition, Described, Event, Reader};
-use super::emitter::LostSamples;
+use super::log_throttle::LostSamples;
 use super::record;
 use super::sample_error::MAX_DETECTED;
 use super::series::ModelSeries;
@@ -34,7 +34,7 @@ struct DefinedSeries {
 /// The destination of samples.
 #[derive(Debug)]
 enum Destination {
-    /// Values are converted from the unit of the worker's definition to that of the metric.
+    /// Values are converted from the unit of the worker's definition to the unit of the metric.
     Series(Arc<Series>, Conversion),
     /// The metric is switched off: samples are discarded and not counted as dropped.
     Off,
@@ -279,7 +279,7 @@ mod tests {
         let counter = to_a.intern(&named("Answers", Kind::Counter, &[("lang", "x")])).unwrap();
         push(&mut to_a, counter, 2.0);
         assert_eq!(feed_a.drain(&cache, &a).unwrap().samples, 1);
-        // Other labels are kept beside those of the first model.
+        // Other labels are kept beside the labels of the first model.
         let other = to_b.intern(&named("Answers", Kind::Counter, &[("tier", "y")])).unwrap();
         push(&mut to_b, other, 4.0);
         assert_eq!(feed_b.drain(&cache, &b).unwrap().samples, 1);

@@ -5,16 +5,16 @@
 
 use std::sync::Arc;
 
-use super::alignment::{align, is_host};
 use super::builtin::Builtin;
 use super::cache::{Cache, SampleError, Series};
 use super::catalog::{Kind, MetricSpec, WorkerLabel};
 use super::channel::Definition;
-use super::emitter::{Malformed, prometheus_name};
+use super::label_schema::LabelSchema;
 use super::labels::Source;
 use super::record;
 use super::series::ModelSeries;
 use super::statsd::{self, Sets, Update};
+use super::text_lines::{Malformed, prometheus_name};
 use super::unit::Conversion;
 use super::worker_lines;
 
@@ -61,10 +61,8 @@ fn take_printed(cache: &Cache, model: &ModelSeries, line: &worker_lines::Line<'_
         Some(spec) if spec.builtin.is_some() => return Err(SampleError::Reserved(spec.name.clone()).into()),
         Some(spec) if !spec.detected => {
             let host = line.hostname.unwrap_or(cache.hostname());
-            let values =
-                align(&spec.name, &line.dimensions, &spec.dimensions, WorkerLabel::is_appended, |label: &str| {
-                    Some(if is_host(label) { host } else { "" })
-                })?;
+            let schema = LabelSchema::new(&spec.name, &spec.dimensions).accepting_appended();
+            let values = schema.align(&line.dimensions, |label| host_or_empty(label, host))?;
             declared(spec, None, &values)
         }
         _ => {
@@ -84,6 +82,11 @@ fn take_printed(cache: &Cache, model: &ModelSeries, line: &worker_lines::Line<'_
     let series = cache.resolve_for(model, &definition)?;
     let value = Conversion::between(line.unit, &series.spec().unit).apply(line.value);
     Ok(series.add_or_update_for(value, line.request_ids)?)
+}
+
+/// Returns the value of a label that a line does not have.
+fn host_or_empty<'a>(label: &str, host: &'a str) -> Option<&'a str> {
+    Some(if WorkerLabel::is_host(label) { host } else { "" })
 }
 
 /// Returns the definition for a sample of a defined metric, with label values in the order of its dimensions.
@@ -204,13 +207,8 @@ fn find(cache: &Cache, name: &str, labels: &[(String, String)], update: Update) 
         let unit = spec.unit.clone();
         return cache.resolve(&Definition { name, kind, unit, labels: labels.to_vec() });
     }
-    let values = align(
-        &spec.name,
-        labels,
-        &spec.dimensions,
-        |_| false,
-        |label: &str| Some(if is_host(label) { cache.hostname() } else { "" }),
-    )?;
+    let schema = LabelSchema::new(&spec.name, &spec.dimensions);
+    let values = schema.align(labels, |label| host_or_empty(label, cache.hostname()))?;
     cache.resolve(&declared(&spec, kind, &values))
 }
 
@@ -232,7 +230,7 @@ mod tests {
     use super::*;
     use crate::id::ModelVersion;
     use crate::metrics::cache::Settings;
-    use crate::metrics::catalog::Catalog;
+    use crate::metrics::catalog::{Catalog, MILLISECOND_BUCKETS};
     use crate::metrics::exposition::{self, Format};
 
     const OWN: &str = "
@@ -349,7 +347,7 @@ model_metrics:
         let lines = "Wait:320:30|ms\nWait:0.5|h\nWaitUs:0.25|ms\nWaitMs:7|ms\nSize:9|ms\nTimes:320|ms\nLast:1500|ms";
         let refused = send(&cache, &mut Statsd::default(), lines);
         assert!(refused.is_empty(), "{refused:?}");
-        // A histogram or distribution of StatsD has no unit: its values are in that of the metric.
+        // A histogram or distribution of StatsD has no unit: its values are in the metric's unit.
         assert_eq!(
             shown(&cache, "Wait_"),
             [
@@ -455,7 +453,7 @@ model_metrics:
         let (spec, _) = cache.find("bad_name").unwrap();
         assert_eq!((spec.kind, spec.unit.as_str()), (Kind::Histogram, "Milliseconds"));
         assert_eq!(spec.dimensions, ["dash_label", "Level", "Hostname"]);
-        assert_eq!(spec.buckets, super::super::emitter::MILLISECOND_BUCKETS);
+        assert_eq!(spec.buckets, MILLISECOND_BUCKETS);
         print(&cache, &model, "Calls.Count:1|#a:b").unwrap();
         assert_eq!(cache.find("Calls").unwrap().0.kind, Kind::Counter);
 
@@ -468,7 +466,7 @@ model_metrics:
         assert_eq!(found("web_hits"), (Kind::Counter, "Count".into(), vec!["a".into(), "b".into()]));
         assert_eq!(found("web_temp"), (Kind::Gauge, "unit".into(), vec![]));
         assert_eq!(found("web_time"), (Kind::Histogram, "Milliseconds".into(), vec![]));
-        assert_eq!(cache.find("web_time").unwrap().0.buckets, super::super::emitter::MILLISECOND_BUCKETS);
+        assert_eq!(cache.find("web_time").unwrap().0.buckets, MILLISECOND_BUCKETS);
         assert_eq!(found("web_users"), (Kind::Gauge, "Count".into(), vec![]));
         // A series has the labels of its samples.
         assert!(send(&cache, &mut statsd, "web.hits:1|c|#c:2\nweb.hits:1|c|#a:1").is_empty());

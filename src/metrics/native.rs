@@ -17,7 +17,7 @@ use super::reading;
 const OCTAVES: usize = (NativeSpec::HIGHEST_EXPONENT - NativeSpec::LOWEST_EXPONENT) as usize;
 /// The most counts in the pages of one sign: all octaves up to schema 6, half of them with schema 7, a quarter with schema 8.
 const MAX_COUNTS: usize = 8192;
-/// The exponent of infinity at schema 0: that of the bucket after the one of the largest f64.
+/// The exponent of infinity at schema 0: the bucket after the largest f64.
 const INFINITE: i32 = 1025;
 
 /// The counts of one series. A clone has the counts of its moment.
@@ -149,7 +149,7 @@ impl Side {
         self.max_pages > 0 && self.octaves.iter().any(|octave| octave.whole.get() > 0)
     }
 
-    /// Returns the buckets that are not empty at a schema, which is 0 or that of the pages, which have `parts` buckets.
+    /// Returns the buckets that are not empty at a schema: 0, or the schema of the pages, which have `parts` buckets.
     fn read(&self, parts: usize, schema: i32) -> Vec<(i32, u64)> {
         let mut buckets = Vec::new();
         for (exponent, octave) in (NativeSpec::LOWEST_EXPONENT + 1..).zip(&self.octaves) {

@@ -213,7 +213,7 @@ impl Failed {
         Self { reason: Reason::Cancelled, fault }
     }
 
-    /// The request failed at `now` with this error; `deadline` is that of its client.
+    /// The request failed at `now` with this error; `deadline` is its client's.
     pub fn of(error: &InferError, deadline: Option<Instant>, now: Instant) -> Self {
         match error.reason {
             Reason::Cancelled => Self::abandoned(deadline, now),

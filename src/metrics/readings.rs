@@ -1,8 +1,8 @@
 //! The only enumeration of series: the definition of each family, and the labels and value of each of its series. All
-//! views use it, so they agree. The values are those of one moment: see [`transaction`](super::transaction).
+//! views use it, so they agree. All values belong to one moment: see [`transaction`](super::transaction).
 //!
 //! Labels are in no particular order: the metric's come first, then a model's namespace and tags. Families are in the
-//! order of `metrics.yaml`, models in that of name and version.
+//! order of `metrics.yaml`, models in the order of name and version.
 
 use std::ops::Deref;
 use std::sync::Arc;

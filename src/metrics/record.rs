@@ -1,11 +1,11 @@
 //! One function for each event of the server: the only way to write the server's own metrics. Each function updates the
 //! values of all views (metrics, statistics extension) for its event.
 //!
-//! The rules are those of Triton's statistics: each request of a batch is charged the compute durations of the whole
+//! The rules are Triton's for its statistics: each request of a batch is charged the compute durations of the whole
 //! batch, an execution is counted once, and a request refused before the queue only counts in [`request_answered`], not
 //! in the numbers of its model.
 //!
-//! The series of a load may have been replaced by those of a reload while the load still answers requests. Each function finds
+//! The series of a load may have been replaced by the series of a reload while the load still answers requests. Each function finds
 //! those that views show (`ModelSeries::record`). Levels (pending requests, instances) and the properties of a load (its
 //! duration, memory and worker series) stay with the load.
 //!
@@ -276,7 +276,7 @@ fn latency_lines<'a>(times: &'a Times, timeline: &Timeline) -> impl Iterator<Ite
     lines.into_iter().flatten()
 }
 
-/// The time by which an event may be recorded after later ones: those of other threads, and those during a snapshot. A wall clock that is
+/// The time by which an event may be recorded after later events: of other threads, or during a snapshot. A wall clock that is
 /// set back by more takes effect.
 const LATE_MS: u64 = 1000;
 
@@ -326,7 +326,7 @@ fn count_failure(series: &ModelSeries, reason: Reason, request_ns: u64) {
     }
 }
 
-/// Counts a request that was refused before it entered the queue: it is in no number of the model except those of its
+/// Counts a request that was refused before it entered the queue: it is in no number of the model except the numbers of its
 /// objectives and of the refusals of a full queue.
 pub fn inference_refused(series: &ModelSeries, reason: Reason) {
     series.record(move |series| {

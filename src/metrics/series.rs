@@ -1,4 +1,4 @@
-//! The cells of one loaded model version, and those of the server's requests.
+//! The cells of one loaded model version, and the cells of the server's requests.
 //!
 //! Each number is stored once, in nanoseconds or as an exact count; all metrics and the statistics extension are
 //! rendered from it. Only `metrics::record` writes here, within a [transaction](super::transaction). Recording takes no lock except
@@ -135,7 +135,7 @@ pub struct ModelSeries {
     pub(super) cells: ModelCells,
     /// Whether the model uses the response cache; other models have no such series.
     cached: AtomicBool,
-    /// The series of earlier loads that still have requests or instances, and those of the load that has replaced this one.
+    /// The series of earlier loads that still have requests or instances, and the series of the load that has replaced this one.
     succession: Succession<ModelSeries>,
     /// The number of requests that [`ModelSeries::take_requested`] has returned.
     taken: AtomicU64,
@@ -219,7 +219,7 @@ impl ModelSeries {
         self.transactions.begin()
     }
 
-    /// Applies an event to the series that views show: those of the latest load that has replaced this one, or these.
+    /// Applies an event to the series that views show: the series of the latest load that has replaced this one, or these.
     pub(super) fn record(&self, event: impl FnOnce(&ModelSeries) + Send + 'static) {
         self.record_here(move |series| event(&series.current()));
     }
@@ -258,7 +258,7 @@ impl ModelSeries {
         Succession::replace(self, before, |series| &series.succession);
     }
 
-    /// Returns the series that views show for this load: those of the latest load that has replaced it, or these.
+    /// Returns the series that views show for this load: the series of the latest load that has replaced it, or these.
     pub(super) fn current(&self) -> Current<'_, ModelSeries> {
         self.succession.current(self)
     }
@@ -526,7 +526,7 @@ impl RequestSeries {
 pub(super) struct Answers {
     pub(super) protocol: Protocol,
     pub(super) route: Route,
-    /// The position of the status among those of its protocol.
+    /// The position of the status among the statuses of its protocol.
     code: usize,
     pub(super) count: u64,
 }

@@ -29,7 +29,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use statsd_parser::Metric;
 
-use super::emitter::{Malformed, prometheus_name};
+use super::text_lines::{Malformed, prometheus_name};
 
 /// The largest datagram, in bytes: the limit of UDP.
 pub const MAX_DATAGRAM: usize = 64 << 10;

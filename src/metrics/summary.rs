@@ -1,6 +1,6 @@
 //! Quantiles of the latest observations.
 //!
-//! A summary keeps its last [`SLOTS`] observations, each with the second of its recording; a reading sorts those of the
+//! A summary keeps its last [`SLOTS`] observations, each with the second of its recording; a reading sorts the observations of the
 //! last [`WINDOW_SECONDS`]. Recording takes one addition and one store. Ranks are exact; values are rounded to 24 bits.
 //! Count and sum cover all observations, as Prometheus requires.
 

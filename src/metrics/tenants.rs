@@ -12,7 +12,7 @@ use super::catalog::{NONE, OTHER, TenantRule};
 use super::source::TenantValue;
 use crate::id::TenantId;
 
-/// The tenant of these requests. That of requests without a tenant is the default.
+/// The tenant of these requests. Requests without a tenant have the default.
 const OTHER_ID: TenantId = TenantId(1);
 /// The number of tenants that are not in the table.
 const FIXED: usize = 2;
@@ -46,7 +46,7 @@ impl Tenants {
         &self.rule
     }
 
-    /// Returns the tenant of this name; an empty name is that of no tenant.
+    /// Returns the tenant of this name; an empty name means no tenant.
     pub(super) fn of(&self, name: &[u8]) -> TenantId {
         match std::str::from_utf8(name) {
             Ok("" | NONE) => TenantId::default(),

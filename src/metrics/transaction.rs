@@ -193,7 +193,7 @@ enum Extent<'t> {
     Part,
     /// Its changes are applied at once. It is counted here.
     Applied(&'t Shard),
-    /// Its changes are applied after the snapshot that is being taken: those of the thread from this position on.
+    /// Its changes are applied after the snapshot that is being taken: the thread's changes from this position on.
     Postponed(usize),
 }
 

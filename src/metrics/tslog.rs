@@ -66,9 +66,9 @@ impl File {
 /// The layout of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// That of TorchServe's files.
+    /// The layout of TorchServe's files.
     File,
-    /// That of TorchServe's standard output: with level, thread and logger.
+    /// The layout of TorchServe's standard output: with level, thread and logger.
     Console,
     /// A JSON object.
     Json,
@@ -183,7 +183,7 @@ impl Text {
         self.file
     }
 
-    /// Appends a line with its line feed. `request_ids` are those of a batch as joined by [`push_request_id`]; empty if
+    /// Appends a line with its line feed. `request_ids` are the ids of a batch as joined by [`push_request_id`]; empty if
     /// the metric has no request.
     pub fn write(&self, out: &mut String, layout: Layout, stamp: &Stamp, value: f64, request_ids: &str) {
         if layout == Layout::Json {

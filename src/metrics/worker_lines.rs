@@ -17,7 +17,7 @@
 //! No I/O: bytes in, borrowed pieces out.
 
 use super::catalog::Kind;
-use super::emitter::Malformed;
+use super::text_lines::Malformed;
 
 /// The prefix of a metric line.
 pub const MARKER: &str = "[METRICS]";
@@ -148,7 +148,7 @@ fn origin(section: &str) -> (Option<&str>, &str) {
     ((!host.is_empty()).then_some(host), if ids == "null" { "" } else { ids.trim() })
 }
 
-/// Returns the type of an undeclared metric: that of the line. Lines without a type (C++ workers, `emit_metrics`) are
+/// Returns the type of an undeclared metric: the type of the line. Lines without a type (C++ workers, `emit_metrics`) are
 /// counters if their unit is `Count`, and gauges otherwise.
 ///
 /// # Errors

@@ -1,5 +1,5 @@
 //! Fills in missing fields of a configuration from the model file, and refuses a configuration that contradicts the file. The
-//! rules are those of Triton's ONNX Runtime backend.
+//! rules come from Triton's ONNX Runtime backend.
 
 use super::controls::is_made_by_server;
 use super::proto::model_config::SchedulingChoice;

@@ -2,7 +2,7 @@
 //!
 //! As in Triton, only the maximum batch size, inputs, outputs, the scheduler and the transaction policy are taken from the
 //! answer; for TorchServe archives also the instance count and placement. Configured values are never overwritten. Triton
-//! leaves that to `pb_utils.ModelConfig` and replaces the lists of inputs and outputs with those of the answer.
+//! leaves that to `pb_utils.ModelConfig` and replaces the lists of inputs and outputs with the lists in the answer.
 
 use prost_reflect::DynamicMessage;
 use serde_json::value::RawValue;

@@ -17,7 +17,7 @@ enum Brings {
 
 use Brings::{Code, Settings};
 
-/// All fields of `ModelConfig`, those of `optimization` each on its own. A field that is not in the table counts as code.
+/// All fields of `ModelConfig`; each field of `optimization` has a row. A field that is not in the table counts as code.
 const FIELDS: [(&str, Brings); 32] = [
     ("name", Settings),
     ("platform", Code),

@@ -74,7 +74,7 @@ pub(super) fn name(config: &mut proto::ModelConfig, completion: &Completion<'_>)
     }
 }
 
-/// Checks that the configuration's name is that of the directory.
+/// Checks that the configuration's name is the name of the directory.
 pub(super) fn check_name(config: &proto::ModelConfig, directory: &str) -> Result<(), ConfigError> {
     if config.name != directory {
         return Err(ConfigError::new(format!(

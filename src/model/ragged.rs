@@ -19,7 +19,7 @@ pub struct BatchInput {
     pub source: usize,
 }
 
-/// The content of a [`BatchInput`]. Element counts are those of a request's whole input, including its batch dimension.
+/// The content of a [`BatchInput`]. Element counts are counts of a request's whole input, including its batch dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BatchInputKind {
     /// `[requests]`: the number of elements of each request.
@@ -41,7 +41,7 @@ pub enum BatchInputKind {
 pub struct BatchOutput {
     /// The model's outputs that are split.
     pub targets: Vec<String>,
-    /// The input whose shape determines that of each response's output: a position in the configuration.
+    /// The input whose shape determines the shape of each response's output: a position in the configuration.
     pub source: usize,
 }
 

@@ -17,7 +17,7 @@ pub enum SandboxMode {
     /// In addition those whose code came by request, as far as the kernel supports it.
     #[default]
     Uploads,
-    /// All, as far as the kernel supports it, except those of the operator whose configuration switches it off.
+    /// All, as far as the kernel supports it, except for models of the operator whose configuration switches it off.
     Auto,
     /// All. Models do not run without it.
     On,

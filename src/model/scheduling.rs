@@ -119,7 +119,7 @@ pub enum SequenceStrategy {
 pub struct EnsembleStep {
     /// The model to run.
     pub model_name: String,
-    /// The repository that is searched first, with `--model-namespacing`; empty for that of the ensemble.
+    /// The repository that is searched first, with `--model-namespacing`; empty for the repository of the ensemble.
     pub model_namespace: String,
     /// The model's version; `None` for the latest.
     pub model_version: Option<u64>,

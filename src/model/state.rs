@@ -1,6 +1,6 @@
 //! Implicit state (`sequence_batching { state }`): tensors that the server keeps for each sequence between its requests. The
-//! model returns the new value as an output and receives it as an input of the sequence's next request. Rules and texts are
-//! those of Triton's sequence batcher.
+//! model returns the new value as an output and receives it as an input of the sequence's next request. Rules and texts
+//! come from Triton's sequence batcher.
 
 use super::controls::is_made_by_server;
 use super::error::{ConfigError, error};

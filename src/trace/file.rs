@@ -15,7 +15,7 @@ pub const BETWEEN: &str = ",\n";
 /// The end of a file.
 pub const CLOSE: &str = "]\n";
 
-/// Appends the records of a trace: those of the request, then those of each step. Returns `false` if the trace has none.
+/// Appends the records of a trace: first of the request, then of each step. Returns `false` if the trace has none.
 pub fn append(trace: &Finished, out: &mut String) -> bool {
     let start = out.len();
     for part in &trace.parts {

@@ -1,6 +1,6 @@
 //! Encodes traces as spans for an OpenTelemetry collector, with Triton's names. `InferRequest` is the span of the whole
 //! request. It contains a span with the name of the model, which contains `compute`, and for each step of an ensemble a
-//! span within that of the ensemble. Stamps are events of the spans.
+//! span within the span of the ensemble. Stamps are events of the spans.
 //!
 //! No I/O: traces in, bytes of an `ExportTraceServiceRequest` out.
 
@@ -41,7 +41,7 @@ fn has_computed(part: &Part) -> bool {
 }
 
 /// Encodes the message that exports these traces. `offset` is the difference in nanoseconds between the wall clock
-/// (since 1970) and the clock of the stamps; `attributes` are those of this server.
+/// (since 1970) and the clock of the stamps; `attributes` describe this server.
 pub fn request(traces: &[Finished], attributes: &[(String, String)], offset: u64, random: &mut impl Random) -> Bytes {
     let mut spans = Vec::new();
     for trace in traces {

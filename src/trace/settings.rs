@@ -156,7 +156,7 @@ impl Settings {
         self.mode
     }
 
-    /// Returns the effective values of a model, or those of the server for an empty name and for models without settings.
+    /// Returns the effective values of a model, or the server's for an empty name and for models without settings.
     pub fn of(&self, model: &str) -> Values {
         self.models.get(model).unwrap_or(&self.global).values
     }
@@ -181,7 +181,7 @@ impl Settings {
         (values.count == 0).then_some("trace count must be non-zero")
     }
 
-    /// Changes the settings of a model, or (empty name) those of the server and of the models that follow them.
+    /// Changes the settings of a model, or (empty name) the settings of the server and of the models that follow them.
     ///
     /// # Errors
     /// INVALID_ARG if tracing would be on but could not sample anything; nothing is changed.

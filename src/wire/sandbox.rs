@@ -48,7 +48,7 @@ pub struct Permissions {
 }
 
 impl Permissions {
-    /// Returns the arguments of the worker's executable; those of the program follow.
+    /// Returns the arguments of the worker's executable; the arguments of the program follow.
     pub fn arguments(&self, program: &OsStr) -> Vec<OsString> {
         let mut all = vec![SANDBOX.into()];
         for (option, is_set) in [(REQUIRED, self.required), (NETWORK, self.network), (CUDA, self.cuda)] {

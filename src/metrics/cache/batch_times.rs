@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use super::super::alias::Lines;
 use super::super::builtin::Builtin;
-use super::super::catalog::MetricSpec;
 use super::super::journal::Line;
 use super::super::series::{ModelSeries, Times};
 use super::super::source::LabelSet;
@@ -43,15 +42,4 @@ impl Cache {
         };
         Lines { latency: line(Builtin::TsLatency), queue_latency: line(Builtin::TsQueueLatency) }
     }
-}
-
-/// Returns label values in the order of the metric's dimensions. Those of a built-in metric are given in the order of
-/// [`Builtin::dimensions`]. Omits missing values.
-pub(super) fn in_order(spec: &MetricSpec, labels: &[&str]) -> Vec<String> {
-    let given: Vec<&str> = spec.builtin.map_or_else(Vec::new, |builtin| builtin.dimensions().to_vec());
-    let position = |label: &String| given.iter().position(|name| name == label);
-    let dimensions = spec.dimensions.iter().enumerate();
-    dimensions
-        .filter_map(|(at, label)| labels.get(position(label).unwrap_or(at)).map(|value| (*value).to_owned()))
-        .collect()
 }

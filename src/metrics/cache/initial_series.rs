@@ -5,9 +5,8 @@
 
 use std::sync::atomic::Ordering;
 
-use super::super::alignment::is_host;
 use super::super::builtin::Builtin;
-use super::super::catalog::{Kind, MetricSpec, Mode};
+use super::super::catalog::{Kind, MetricSpec, Mode, WorkerLabel};
 use super::super::labels::{ModelChange, RELOAD_RESULTS, Source};
 use super::super::tslog::{File, STDOUT};
 use super::Cache;
@@ -26,7 +25,7 @@ impl Cache {
         }
         let registry = self.registry();
         let known = |spec: &MetricSpec| {
-            let of_host = spec.dimensions.iter().all(|label| is_host(label));
+            let of_host = spec.dimensions.iter().all(|label| WorkerLabel::is_host(label));
             spec.builtin.is_none() && !spec.detected && spec.kind != Kind::Gauge && of_host
         };
         for family in registry.families().iter().filter(|family| known(&family.spec)) {

@@ -47,7 +47,7 @@ impl Cache {
         }
     }
 
-    /// Makes the counters and distributions that the workers of a replaced load wrote those of its successor too, so that they
+    /// Makes the successor an owner of the counters and distributions that the workers of a replaced load wrote, so that they
     /// continue whether or not its workers have written them already. A gauge ends with the workers that set it.
     pub(super) fn continue_owned(&self, series: &ModelSeries, replaced: &ModelSeries) {
         let continuing = replaced.all_owned().into_iter().filter(|owned| owned.spec().kind != Kind::Gauge);

@@ -22,7 +22,7 @@ impl Cache {
         self.tenants().map(|tenants| &tenants.rule().source)
     }
 
-    /// Returns the tenant of this name. An empty name is that of no tenant.
+    /// Returns the tenant of this name. An empty name means no tenant.
     pub fn tenant(&self, name: &[u8]) -> TenantId {
         self.tenants().map_or_else(TenantId::default, |tenants| tenants.of(name))
     }

@@ -110,7 +110,7 @@ pub(super) fn shortened(text: &str) -> String {
     if chars.next().is_some() { format!("{head}...") } else { head }
 }
 
-/// Returns the names that a metric occupies in a scrape, in both formats: its own, those of its samples, and that of its family
+/// Returns the names that a metric occupies in a scrape, in both formats: its own, the names of its samples, and the name of its family
 /// in OpenMetrics. There the family of a counter `x_total` is `x`, and `_created` is reserved for all types that count.
 fn taken(name: &str, kind: Kind) -> Vec<String> {
     let (stem, suffixes): (&str, &[&str]) = match kind {

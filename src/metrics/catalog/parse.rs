@@ -18,7 +18,6 @@ use super::{
 };
 use super::{anchors, worker_labels};
 use crate::metrics::builtin::Builtin;
-use crate::metrics::emitter::default_buckets;
 use crate::metrics::unit::TimeUnit;
 
 /// The content of a file, checked.
@@ -39,7 +38,7 @@ impl Parsed {
     /// Adds a host label to every metric of models that has none, as TorchServe does.
     fn append_hostname(&mut self) {
         for spec in self.all().filter(|spec| spec.section == Section::Model) {
-            if !spec.dimensions.iter().any(|label| WorkerLabel::of(label) == Some(WorkerLabel::Host)) {
+            if !spec.dimensions.iter().any(|label| WorkerLabel::is_host(label)) {
                 spec.dimensions.push("Hostname".to_owned());
                 spec.host_is_added = true;
             }
@@ -64,7 +63,7 @@ impl Parsed {
         }
     }
 
-    /// Fills in missing help texts: with those of the shipped file, or with the name and the unit.
+    /// Fills in missing help texts: with the texts of the shipped file, or with the name and the unit.
     fn fill_help(&mut self) {
         let known = |spec: &MetricSpec| spec.builtin.is_some() || RECORDED_BY_WORKER.contains(&&*spec.name);
         let mut shipped = None;
@@ -379,7 +378,7 @@ impl Fields {
         let help = self.help.unwrap_or_default();
         let buckets = self.buckets.unwrap_or_else(|| match (kind, builtin) {
             (Kind::Histogram, Some(builtin)) => builtin.buckets().to_vec(),
-            _ => default_buckets(kind, &unit),
+            _ => super::default_buckets(kind, &unit),
         });
         let quantiles = self.quantiles.unwrap_or_else(|| match kind {
             Kind::Summary => DEFAULT_QUANTILES.to_vec(),

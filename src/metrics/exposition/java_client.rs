@@ -162,7 +162,7 @@ H_sum{ModelName="m",Hostname="h",} 0.25
             lines
         };
         assert_eq!(sorted(&shown(&[])), sorted(expected));
-        // The order within a family; that of the families is arbitrary in the client.
+        // The order within a family; the client lists families in any order.
         let of_histogram = |text: &str| text.lines().filter(|line| line.starts_with("H_")).map(str::to_owned).collect();
         let ours: Vec<String> = of_histogram(&shown(&[]));
         assert_eq!(ours, of_histogram(expected));

@@ -8,7 +8,7 @@ use crate::metrics::reading::Number;
 /// Values from here on are written with an exponent, as Triton does; below, integers have all their digits.
 const LARGE_VALUE: f64 = 1e16;
 
-/// The same for the values of the labels `le` and `quantile` in OpenMetrics, whose canonical numbers are those of Go's `%g`.
+/// The same for the values of the labels `le` and `quantile` in OpenMetrics, whose canonical numbers have the form of Go's `%g`.
 const LARGE_CANONICAL: f64 = 1e6;
 
 /// Values below it, except 0, are written with an exponent.

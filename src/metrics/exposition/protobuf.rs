@@ -1,8 +1,8 @@
-//! Prometheus' protobuf format, the only one with native histograms. The messages are those of prometheus-client, which
+//! Prometheus' protobuf format, the only one with native histograms. The messages come from prometheus-client, which
 //! compiles Prometheus' `metrics.proto`. Its encoder is not used, because it appends `_total` to every counter and has
 //! neither summaries nor exemplars with native histograms.
 //!
-//! Names, labels and values are those of the text format. A requested name selects the whole family.
+//! Names, labels and values are as in the text format. A requested name selects the whole family.
 
 use std::sync::Arc;
 
@@ -77,7 +77,7 @@ fn summary(summary: &Summary) -> proto::Summary {
 }
 
 /// Prometheus refuses native buckets whose counts do not add up to the histogram's count, and requests are recorded
-/// meanwhile; so the count is that of the native buckets, and no classic bucket exceeds it.
+/// meanwhile; so the count is the sum of the native buckets, and no classic bucket exceeds it.
 fn histogram(histogram: &Histogram) -> proto::Histogram {
     let count = histogram.native.as_ref().map_or_else(|| histogram.count(), Native::count);
     let mut cumulative = 0;

@@ -33,7 +33,7 @@ fn cache(text: &str) -> (Cache, Arc<AtomicUsize>) {
     (cache, woken)
 }
 
-/// Visits as the writer. Returns the lines without their times, including those of held increments.
+/// Visits as the writer. Returns the lines without their times, including the lines of held increments.
 fn visit(cache: &Cache, room: usize) -> Vec<String> {
     visit_keeping(cache, room, 0)
 }

@@ -112,7 +112,7 @@ fn sum(value: &reading::Histogram, count: u64) -> Option<f64> {
     }
 }
 
-/// Creates a point with native buckets. The bucket `index` of OTLP begins where that of Prometheus with this index ends.
+/// Creates a point with native buckets. The bucket `index` of OTLP begins where Prometheus' bucket with this index ends.
 fn exponential(
     attributes: Vec<KeyValue>,
     value: &reading::Histogram,

@@ -166,7 +166,7 @@ fn every_family_of_a_scrape_is_exported_once() {
     assert_eq!(found, expected);
 }
 
-/// Other names (`also_as`) are for scrapes. The unit is that of the values.
+/// Other names (`also_as`) are for scrapes. The unit belongs to the values.
 #[test]
 fn a_metric_has_its_own_name_and_unit_only() {
     let yaml = format!(

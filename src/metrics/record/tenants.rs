@@ -9,29 +9,17 @@ use crate::timeline::Timeline;
 
 /// Charges a successful request to its tenant. Call it where the request counts as done or as a hit of the response cache.
 pub fn tenant_served(series: &ModelSeries, tenant: TenantId, timeline: &Timeline) {
-    if series.cells.tenants.is_off() {
-        return;
-    }
     let timeline = *timeline;
-    series.record(move |series| {
-        if let Some(usage) = series.cells.tenants.of(tenant) {
-            executed(usage, &timeline);
-            usage.succeeded();
-        }
+    charge(series, tenant, move |usage| {
+        executed(usage, &timeline);
+        usage.succeeded();
     });
 }
 
 /// Charges one execution of a request that will be executed again.
 pub fn tenant_rescheduled(series: &ModelSeries, tenant: TenantId, timeline: &Timeline) {
-    if series.cells.tenants.is_off() {
-        return;
-    }
     let timeline = *timeline;
-    series.record(move |series| {
-        if let Some(usage) = series.cells.tenants.of(tenant) {
-            executed(usage, &timeline);
-        }
-    });
+    charge(series, tenant, move |usage| executed(usage, &timeline));
 }
 
 fn executed(usage: &Usage, timeline: &Timeline) {
@@ -41,12 +29,22 @@ fn executed(usage: &Usage, timeline: &Timeline) {
 
 /// Counts a failed request of a tenant, if the model counts it as failed.
 pub fn tenant_failed(series: &ModelSeries, tenant: TenantId, reason: Reason) {
+    charge(series, tenant, move |usage| {
+        if Failure::of(reason).is_some() {
+            usage.failed();
+        }
+    });
+}
+
+/// Changes what a tenant has used of a model; does nothing if tenants are not distinguished.
+#[inline]
+fn charge(series: &ModelSeries, tenant: TenantId, change: impl FnOnce(&Usage) + Send + 'static) {
     if series.cells.tenants.is_off() {
         return;
     }
     series.record(move |series| {
-        if let Some(usage) = series.cells.tenants.of(tenant).filter(|_| Failure::of(reason).is_some()) {
-            usage.failed();
+        if let Some(usage) = series.cells.tenants.of(tenant) {
+            change(usage);
         }
     });
 }

@@ -80,7 +80,7 @@ fn a_bad_value_does_not_affect_others_in_its_line() {
     }
     let kind = Some("unknown type; allowed are c, g, ms, h, d, m and s");
     assert_eq!(faults("n:1|c:2|x:3|g:y|c"), [None, kind, None, number]);
-    // The rate and the tags are those of all values.
+    // The rate and the tags apply to all values.
     assert_eq!(
         faults("n:1:2|ms|@0.0001"),
         [Some("the rate of a timer, histogram or distribution must be at least 0.001")]

@@ -1,4 +1,4 @@
-//! Models whose code completes their configuration. Texts and results are those of a real Triton 2.51 for the same
+//! Models whose code completes their configuration. Texts and results were taken from a real Triton 2.51 for the same
 //! configurations and the same calls of `pb_utils.ModelConfig`, except for tests of the JSON exchange.
 
 use super::super::*;

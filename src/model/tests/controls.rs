@@ -1,4 +1,4 @@
-//! Control inputs of sequences: error texts, which are those of a real Triton 2.51, and the bytes of each kind and type.
+//! Control inputs of sequences: error texts, which were taken from a real Triton 2.51, and the bytes of each kind and type.
 
 use super::complete;
 use crate::infer::CorrelationId;

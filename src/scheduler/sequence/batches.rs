@@ -235,7 +235,7 @@ impl SequenceBatcher {
             .collect();
         let last = fronts.iter().rposition(Option::is_some)?;
         fronts.truncate(last + 1);
-        // The first slot is not preferred: a sequence that always has a request would stop those of other shapes.
+        // The first slot is not preferred: a sequence that always has a request would stop sequences of other shapes.
         let shape = fronts
             .iter()
             .flatten()

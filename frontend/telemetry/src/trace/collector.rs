@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use pharos::metrics::emitter::Throttle;
+use pharos::metrics::log_throttle::Throttle;
 use pharos::otlp::{Rejected, Signal, SplitMix, resource_attributes};
 use pharos::request_trace::{Finished, PartIds, Sink};
 use pharos::trace::otlp;

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use pharos::metrics::emitter::Throttle;
+use pharos::metrics::log_throttle::Throttle;
 use pharos::request_trace::{Finished, PartIds, Sink};
 use pharos::trace::file::{BETWEEN, CLOSE, OPEN, append};
 use rustix::fs::{Access, access};
