@@ -24,7 +24,7 @@ use super::series::{ModelSeries, RequestSeries};
 use super::summary::CoarseClock;
 use super::tenants::Tenants;
 use super::transaction::Transactions;
-use crate::id::ModelVersion;
+use pharos_base::id::ModelVersion;
 
 mod batch_times;
 mod builtins;
@@ -510,9 +510,9 @@ fn check_lengths<'a>(metric: &str, values: impl IntoIterator<Item = &'a String>)
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::metrics::exposition::{Format, render};
-    use crate::metrics::reading::{Details, Histogram, Reading};
-    use crate::metrics::sample_error::MAX_DETECTED;
+    use crate::exposition::{Format, render};
+    use crate::reading::{Details, Histogram, Reading};
+    use crate::sample_error::MAX_DETECTED;
 
     const CUSTOM: &str = "
 ts_metrics:

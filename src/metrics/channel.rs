@@ -40,7 +40,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::catalog::Kind;
-use crate::shm::{self, SharedMemory};
+use pharos_base::shm::{self, SharedMemory};
 
 /// The first word of a ring: `PHRSRING`.
 pub const MAGIC: u64 = u64::from_ne_bytes(*b"PHRSRING");

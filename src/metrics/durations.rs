@@ -14,8 +14,8 @@ use super::reading::{Details, Exemplar, Histogram};
 use super::source::{Lookup, ModelValue, Stage};
 use super::summary::{CoarseClock, Summary};
 use super::unit::TimeUnit;
-use crate::id::TraceId;
-use crate::timeline::Timeline;
+use pharos_base::id::TraceId;
+use pharos_base::timeline::Timeline;
 
 /// Returns the nanoseconds that a request spent in each stage, in the order of [`Stage::ALL`].
 fn stage_durations_ns(timeline: &Timeline) -> [u64; Stage::ALL.len()] {
@@ -268,7 +268,7 @@ pub(super) fn own_or_defined<'a>(own: &'a [(String, Vec<f64>)], spec: &'a Metric
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::metrics::catalog::Catalog;
+    use crate::catalog::Catalog;
 
     #[test]
     fn no_duration_is_below_a_negative_bound() {

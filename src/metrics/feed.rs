@@ -173,11 +173,11 @@ impl Feed {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::id::ModelVersion;
-    use crate::metrics::cache::Settings;
-    use crate::metrics::catalog::{Catalog, Kind};
-    use crate::metrics::channel::{self, Sample, Writer};
-    use crate::timeline::Instant;
+    use crate::cache::Settings;
+    use crate::catalog::{Catalog, Kind};
+    use crate::channel::{self, Sample, Writer};
+    use pharos_base::id::ModelVersion;
+    use pharos_base::timeline::Instant;
 
     const ORDERS: &str = "model_metrics:\n  counter:\n    - {name: Orders, unit: Count, dimensions: [shop]}\n";
 

@@ -228,10 +228,10 @@ fn count(cache: &Cache, builtin: Builtin, source: Source, by: u64) {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::id::ModelVersion;
-    use crate::metrics::cache::Settings;
-    use crate::metrics::catalog::{Catalog, MILLISECOND_BUCKETS};
-    use crate::metrics::exposition::{self, Format};
+    use crate::cache::Settings;
+    use crate::catalog::{Catalog, MILLISECOND_BUCKETS};
+    use crate::exposition::{self, Format};
+    use pharos_base::id::ModelVersion;
 
     const OWN: &str = "
 ts_metrics:

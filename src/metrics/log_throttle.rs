@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use crate::timeline::Instant;
+use pharos_base::timeline::Instant;
 
 /// Lets one event a second pass, and counts the suppressed ones.
 #[derive(Clone, Copy, Debug, Default)]

@@ -10,10 +10,10 @@ use super::atomic::Count;
 use super::catalog::{Share, Sli, Slo};
 use super::reading::Number;
 use super::source::ObjectiveValue;
-use crate::error::{ErrorCode, InferError, Reason};
-use crate::id::ModelName;
-use crate::infer::is_late;
-use crate::timeline::Instant;
+use pharos_base::error::{ErrorCode, InferError, Reason};
+use pharos_base::id::ModelName;
+use pharos_base::timeline::Instant;
+use pharos_base::timeline::is_late;
 
 /// The requests that an objective has counted.
 #[derive(Clone, Debug, Default)]

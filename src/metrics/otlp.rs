@@ -13,8 +13,8 @@ use super::catalog::{Kind, MetricSpec};
 use super::reading::Details;
 use super::reading::Reading;
 use super::readings::Readings;
-use crate::otlp::proto::resource::v1::Resource;
-use crate::otlp::resource;
+use pharos_base::otlp::proto::resource::v1::Resource;
+use pharos_base::otlp::resource;
 
 mod messages;
 mod points;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::unit::shifted;
-use crate::id::TraceId;
+use pharos_base::id::TraceId;
 
 /// A number; integers are exact.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -20,7 +20,7 @@ use super::reading::{Details, Histogram, Number, Reading};
 use super::series::{ModelReading, ModelSeries, RequestReading};
 use super::source::{LabelSet, ModelValue, Scale, Source, Stage};
 use super::unit::TimeUnit;
-use crate::timeline::SendReason;
+use pharos_base::timeline::SendReason;
 
 pub use super::family::Family;
 
@@ -348,12 +348,12 @@ fn batch_sizes(model: &ModelReading, spec: &MetricSpec, details: Details) -> His
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::error::Reason;
-    use crate::id::{ModelName, ModelVersion};
-    use crate::metrics::alias::Naming;
-    use crate::metrics::cache::Settings;
-    use crate::metrics::catalog::{Overrides, SHIPPED, Setting};
-    use crate::metrics::record;
+    use crate::alias::Naming;
+    use crate::cache::Settings;
+    use crate::catalog::{Overrides, SHIPPED, Setting};
+    use crate::record;
+    use pharos_base::error::Reason;
+    use pharos_base::id::{ModelName, ModelVersion};
 
     /// A cache with one model that has a namespace, a tag, and all series that a model may have.
     fn cache() -> Cache {

@@ -32,13 +32,13 @@ use super::series::{ModelSeries, Times};
 
 pub use super::responses::ResponseKind;
 pub use super::streams::StreamProgress;
-use crate::error::Reason;
-use crate::id::TraceId;
-use crate::timeline::{ComputeStamps, Instant, SendReason, Timeline};
 pub use connections::{
     connection_accepted, connection_refused, connections_open, credentials_reloaded, credentials_watched,
     listener_opened,
 };
+use pharos_base::error::Reason;
+use pharos_base::id::TraceId;
+use pharos_base::timeline::{ComputeStamps, Instant, SendReason, Timeline};
 pub use stores::{object_fetch_failed, object_fetched, store_opened, store_polled};
 pub use streams::{stream_ended, stream_response};
 pub use tenants::{tenant_failed, tenant_rescheduled, tenant_served};

@@ -26,9 +26,9 @@ use super::succession::{Current, Succession};
 use super::summary::CoarseClock;
 use super::tenants::{ByTenant, Tenants};
 use super::transaction::{Transaction, Transactions};
-use crate::error::Reason;
-use crate::id::ModelVersion;
-use crate::timeline::SendReason;
+use pharos_base::error::Reason;
+use pharos_base::id::ModelVersion;
+use pharos_base::timeline::SendReason;
 
 /// The costs of the executions of one batch size, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]

@@ -9,7 +9,7 @@ use super::durations::{Buckets, copy_of, definition};
 use super::family::Registry;
 use super::reading::{Details, Number, Reading};
 use super::source::{ModelValue, StreamValue};
-use crate::timeline::Instant;
+use pharos_base::timeline::Instant;
 
 /// The progress of one request's responses. They arrive one after the other.
 #[derive(Debug, Default)]

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::atomic::add;
 use super::reading;
-use crate::timeline::Instant;
+use pharos_base::timeline::Instant;
 
 /// The number of observations that quantiles are computed from at most.
 pub const SLOTS: usize = 1024;

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::atomic::Count;
 use super::catalog::{NONE, OTHER, TenantRule};
 use super::source::TenantValue;
-use crate::id::TenantId;
+use pharos_base::id::TenantId;
 
 /// The tenant of these requests. Requests without a tenant have the default.
 const OTHER_ID: TenantId = TenantId(1);

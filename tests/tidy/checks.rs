@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use crate::rules::{
-    BANS, Floor, LAYERINGS, Layering, METRIC_PREFIXES, NO_METRIC_NAMES, PACKAGES, PRIVATE_FOLDERS, TOP_LEVEL, UNSAFE,
+    BANS, CRATES_OF_THE_CORE, Floor, LAYERINGS, Layering, METRIC_PREFIXES, NO_METRIC_NAMES, PACKAGES, PRIVATE_FOLDERS,
+    TOP_LEVEL, UNSAFE,
 };
 use crate::source::{lines_without_tests, mask, paths, words};
 use crate::tree::File;
@@ -51,7 +52,7 @@ fn rust(file: &File) -> Vec<String> {
     found.extend(metric_names(file, own));
     found.extend(swapped_in_tests(file, &code));
     found.extend(bans(&file.path, &named));
-    for layering in LAYERINGS.iter().filter(|layering| file.path.starts_with(layering.source)) {
+    for layering in LAYERINGS.iter().filter(|layering| source_of(&file.path) == Some(layering.source)) {
         found.extend(floors(layering, &file.path, &named));
     }
     found
@@ -173,9 +174,19 @@ fn floor_of(layering: &Layering, module: &str) -> Option<usize> {
     layering.floors.iter().position(|floor: &Floor| floor.modules.contains(&module))
 }
 
+/// Returns the source folder of the crate that a file belongs to; `None` for other files.
+pub(crate) fn source_of(path: &str) -> Option<&str> {
+    if let Some(folder) = CRATES_OF_THE_CORE.iter().find(|folder| path.starts_with(**folder)) {
+        return Some(folder);
+    }
+    let begins = |at: &usize| *at == 0 || path.as_bytes()[at - 1] == b'/';
+    let at = path.match_indices("src/").map(|(at, _)| at).find(begins)?;
+    Some(&path[..at + 4])
+}
+
 /// Returns the module of a file as segments below its crate; empty for the crate's root.
 pub(crate) fn module_of(path: &str) -> Vec<String> {
-    let inside = path.split_once("src/").map_or("", |(_, inside)| inside);
+    let inside = source_of(path).map_or("", |source| &path[source.len()..]);
     let mut segments: Vec<_> = inside.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
     if segments.last().is_some_and(|last| ["mod", "lib", "main"].contains(&last.as_str())) {
         segments.pop();

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::checks::{absolute, is_test, module_of, violation};
+use crate::checks::{absolute, is_test, module_of, source_of, violation};
 use crate::known::{CYCLES, Cycle};
 use crate::source::{lines_without_tests, mask, test_modules, uses_and_paths};
 use crate::tree::File;
@@ -75,9 +75,8 @@ pub(crate) fn judge(files: &[File], known: &[Cycle]) -> (Vec<String>, Vec<String
 fn crates(files: &[File]) -> BTreeMap<&str, Vec<&File>> {
     let mut crates: BTreeMap<&str, Vec<&File>> = BTreeMap::new();
     for file in files.iter().filter(|file| file.path.ends_with(".rs")) {
-        let begins = |at: &usize| *at == 0 || file.path.as_bytes()[at - 1] == b'/';
-        if let Some(at) = file.path.match_indices("src/").map(|(at, _)| at).find(begins) {
-            crates.entry(&file.path[..at + 4]).or_default().push(file);
+        if let Some(source) = source_of(&file.path) {
+            crates.entry(source).or_default().push(file);
         }
     }
     crates

@@ -35,6 +35,9 @@ pub(crate) const TORCHSERVE: &[(&str, &str)] = &[
     ("src/model/", "the backend `torchserve`, its archives and its request documents"),
 ];
 
+/// The folders of the crates inside `src/` that the core is built on.
+pub(crate) const CRATES_OF_THE_CORE: &[&str] = &["src/base/", "src/metrics/"];
+
 /// A package and its floors, from the highest down. A module may use lower floors, never higher ones.
 pub(crate) struct Layering {
     /// Its source folder.
@@ -74,26 +77,13 @@ pub(crate) const LAYERINGS: &[Layering] = &[
                 "cache",
                 "ensemble",
                 "load_report",
-                "metrics",
                 "shared_memory",
                 "wire",
                 "yielding",
             ]),
-            independent(&["model", "classification", "otlp"]),
-            interdependent(&[
-                "infer",
-                "request_trace",
-                "tensor",
-                "batch_split",
-                "data",
-                "region",
-                "shm",
-                "arena",
-                "timeline",
-                "id",
-                "error",
-            ]),
-            independent(&["named_enum", "printable"]),
+            independent(&["model", "classification"]),
+            interdependent(&["infer", "request_trace", "tensor", "batch_split", "data", "region", "arena"]),
+            independent(&["printable"]),
         ],
     },
     Layering {
@@ -206,6 +196,7 @@ const PROTOBUF: &[&str] = &[
     "tonic_reflection",
     "crate::model::proto",
     "crate::otlp::proto",
+    "pharos_base::otlp::proto",
     "pharos::model::proto",
     "pharos_grpc::proto",
 ];
@@ -256,23 +247,17 @@ pub(crate) const BANS: &[Ban] = &[
         advice: "deciders use ids, model and timeline, never payloads or counters: the driver in frontend/engine has those",
     },
     Ban {
-        within: &["src/metrics"],
-        except: &[],
-        paths: &["crate::model", "crate::tensor"],
-        advice: "metrics use labels and numbers: pass other data as plain values",
-    },
-    Ban {
         within: &["src/metrics/exposition", "src/metrics/otlp"],
         except: &[],
         paths: &[
-            "crate::metrics::alias",
-            "crate::metrics::builtin",
-            "crate::metrics::counts",
-            "crate::metrics::durations",
-            "crate::metrics::series",
-            "crate::metrics::source",
+            "crate::alias",
+            "crate::builtin",
+            "crate::counts",
+            "crate::durations",
+            "crate::series",
+            "crate::source",
         ],
-        advice: "a view uses metrics::readings, neither names of metrics nor cells",
+        advice: "a view uses the module `readings`, neither names of metrics nor cells",
     },
     Ban {
         within: EDGES,
@@ -297,7 +282,7 @@ pub(crate) const BANS: &[Ban] = &[
             "src/load_report/message.rs",
             "src/metrics/exposition/protobuf.rs",
             "src/model",
-            "src/otlp.rs",
+            "src/base/otlp.rs",
             "src/metrics/otlp",
             "src/trace/otlp.rs",
             "frontend/grpc/",
@@ -331,7 +316,9 @@ const EDGE: &[&str] = &["pharos", "pharos-listener", "pharos-os"];
 
 /// The packages of ARCHITECTURE.md.
 pub(crate) const PACKAGES: &[Package] = &[
-    package("Cargo.toml", &[], NETWORK),
+    package("Cargo.toml", &["pharos-base", "pharos-metrics"], NETWORK),
+    package("src/base/Cargo.toml", &[], NETWORK),
+    package("src/metrics/Cargo.toml", &["pharos-base"], NETWORK),
     package("frontend/os/Cargo.toml", &["pharos"], &["axum", "tonic"]),
     package("frontend/telemetry/Cargo.toml", &["pharos", "pharos-os"], &["axum"]),
     package("frontend/engine/Cargo.toml", &["pharos", "pharos-os", "pharos-telemetry"], &["axum", "tonic"]),
@@ -365,7 +352,7 @@ pub(crate) const PACKAGES: &[Package] = &[
 
 /// The only files with `unsafe`, and the reasons. Each must state its contract.
 pub(crate) const UNSAFE: &[(&str, &str)] = &[
-    ("src/shm.rs", "mappings of memory that another process writes"),
+    ("src/base/shm.rs", "mappings of memory that another process writes"),
     ("tests/loom/interleavings.rs", "cells whose accesses loom checks, in tests"),
     ("frontend/os/src/scheduling.rs", "system calls for which no crate has functions"),
     ("frontend/os/src/control_groups.rs", "what a new process does before it becomes a program"),

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::{Cache, SampleError};
-use crate::metrics::builtin::Builtin;
-use crate::metrics::catalog::{Kind, MetricSpec, WorkerLabel, check_reserved, is_label_name, is_metric_name};
-use crate::metrics::channel::Described;
-use crate::metrics::sample_error::MAX_DETECTED;
+use crate::builtin::Builtin;
+use crate::catalog::{Kind, MetricSpec, WorkerLabel, check_reserved, is_label_name, is_metric_name};
+use crate::channel::Described;
+use crate::sample_error::MAX_DETECTED;
 
 /// The number of buckets of a described histogram, at most.
 const MAX_BUCKETS: usize = 1_000;
@@ -157,11 +157,11 @@ fn check_names(name: &str, kind: Kind, labels: &[String]) -> Result<(), SampleEr
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::id::ModelVersion;
-    use crate::metrics::cache::Settings;
-    use crate::metrics::catalog::Catalog;
-    use crate::metrics::channel::Definition;
-    use crate::metrics::exposition;
+    use crate::cache::Settings;
+    use crate::catalog::Catalog;
+    use crate::channel::Definition;
+    use crate::exposition;
+    use pharos_base::id::ModelVersion;
 
     fn cache() -> Cache {
         let text = "model_metrics:\n  counter:\n    - {name: Orders, unit: Count, dimensions: [shop]}\n    \

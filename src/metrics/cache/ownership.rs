@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::{Cache, SampleError, Series};
-use crate::metrics::catalog::Kind;
-use crate::metrics::channel::Definition;
-use crate::metrics::series::ModelSeries;
+use crate::catalog::Kind;
+use crate::channel::Definition;
+use crate::series::ModelSeries;
 
 impl Cache {
     /// Removes the series of a model version from all views, including those that only its workers wrote. If the
@@ -27,11 +27,7 @@ impl Cache {
     ///
     /// # Errors
     /// The errors of [`Cache::resolve`], and [`SampleError::Unloaded`].
-    pub(in crate::metrics) fn resolve_for(
-        &self,
-        model: &ModelSeries,
-        definition: &Definition,
-    ) -> Result<Arc<Series>, SampleError> {
+    pub(crate) fn resolve_for(&self, model: &ModelSeries, definition: &Definition) -> Result<Arc<Series>, SampleError> {
         if model.has_ended() {
             return self.existing(definition).ok_or_else(|| SampleError::Unloaded(definition.name.clone()));
         }
@@ -41,7 +37,7 @@ impl Cache {
     }
 
     /// Registers that this model writes a series. Removes the series if the model was unloaded meanwhile and no other writes it.
-    pub(in crate::metrics) fn own(&self, model: &ModelSeries, series: &Arc<Series>) {
+    pub(crate) fn own(&self, model: &ModelSeries, series: &Arc<Series>) {
         if !model.add_owned(series) && series.cell.owners.load(Ordering::Relaxed) == 0 {
             self.release([Arc::clone(series)]);
         }
@@ -55,7 +51,7 @@ impl Cache {
     }
 
     /// Removes series that no loaded model's workers write any more.
-    pub(in crate::metrics) fn release(&self, released: impl IntoIterator<Item = Arc<Series>>) {
+    pub(crate) fn release(&self, released: impl IntoIterator<Item = Arc<Series>>) {
         for series in released {
             let spec = series.spec();
             while let Some(family) = self.registry().family_of(&spec.name, Some(spec.kind)) {

@@ -1,9 +1,9 @@
 //! The tenants of requests, as the definition distinguishes them.
 
 use super::Cache;
-use crate::id::TenantId;
-use crate::metrics::catalog::{Catalog, TenantSource};
-use crate::metrics::tenants::Tenants;
+use crate::catalog::{Catalog, TenantSource};
+use crate::tenants::Tenants;
+use pharos_base::id::TenantId;
 
 impl Cache {
     /// Checks that a new definition can replace the current one while the server runs.

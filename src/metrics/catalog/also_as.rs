@@ -6,7 +6,7 @@ use super::fields::{Unit, within};
 use super::names::{self, Names};
 use super::node::{Key, Node, Seed};
 use super::{Kind, MetricSpec};
-use crate::metrics::unit::TimeUnit;
+use crate::unit::TimeUnit;
 
 /// A further name of a metric in scrapes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub struct OtherName {
     /// The unit of time of the values under this name; `None` for the metric's own unit.
     pub unit: Option<String>,
     /// The power of ten by which values are multiplied for this unit.
-    pub(in crate::metrics) digits: i32,
+    pub(crate) digits: i32,
 }
 
 impl OtherName {

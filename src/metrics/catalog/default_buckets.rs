@@ -1,7 +1,7 @@
 //! The buckets of histograms whose definition has none, by unit.
 
-use crate::metrics::kind::Kind;
-use crate::metrics::unit::{TimeUnit, shifted};
+use crate::kind::Kind;
+use crate::unit::{TimeUnit, shifted};
 
 /// Upper bounds of a histogram of durations in seconds: 50 us to 10 s.
 const DURATIONS: [f64; 17] =
@@ -12,7 +12,7 @@ pub(super) const SECOND_BUCKETS: [f64; 14] =
     [0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0];
 
 /// Upper bounds of a histogram in milliseconds: 0.25 ms to 10 s.
-pub(in crate::metrics) const MILLISECOND_BUCKETS: [f64; 15] =
+pub(crate) const MILLISECOND_BUCKETS: [f64; 15] =
     [0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0, 10_000.0];
 
 /// Upper bounds of a histogram in percent, finer at both ends.

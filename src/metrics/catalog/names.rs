@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::warnings::nearest_to;
 use super::{Kind, STATE_BYTES, Section};
-use crate::metrics::builtin::Builtin;
+use crate::builtin::Builtin;
 
 /// The longest name of a metric or label, in bytes.
 const MAX_NAME: usize = 255;
@@ -17,12 +17,12 @@ const OWN_PREFIX: &str = "pharos_";
 const FRONTEND_PREFIXES: [&str; 2] = ["nv_", "ts_"];
 
 /// Returns whether Prometheus accepts this metric name.
-pub(in crate::metrics) fn is_metric_name(text: &str) -> bool {
+pub(crate) fn is_metric_name(text: &str) -> bool {
     is_name(text, |c| c == '_' || c == ':')
 }
 
 /// Returns whether Prometheus accepts this label name.
-pub(in crate::metrics) fn is_label_name(text: &str) -> bool {
+pub(crate) fn is_label_name(text: &str) -> bool {
     is_name(text, |c| c == '_') && !text.starts_with("__")
 }
 
@@ -92,7 +92,7 @@ fn no_builtin(name: &str, reserved: &str) -> String {
 }
 
 /// Checks that a metric that is not built in does not use a reserved name.
-pub(in crate::metrics) fn check_reserved(name: &str) -> Result<(), String> {
+pub(crate) fn check_reserved(name: &str) -> Result<(), String> {
     check_prefix(name)?;
     if let Some(builtin) = Builtin::ALL.iter().find(|builtin| builtin.name().eq_ignore_ascii_case(name)) {
         return Err(format!("`{name}` differs only in case from the built-in metric `{}`", builtin.name()));

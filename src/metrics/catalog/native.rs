@@ -140,7 +140,7 @@ impl Node<'_> for ZeroThreshold {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::metrics::catalog::{Catalog, CatalogError};
+    use crate::catalog::{Catalog, CatalogError};
 
     fn parse(native: &str) -> Result<Option<NativeSpec>, CatalogError> {
         let text = format!("model_metrics:\n  histogram:\n    - {{name: a, unit: s, native: {native}}}\n");

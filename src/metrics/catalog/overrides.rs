@@ -1,7 +1,7 @@
 //! Command-line settings that override the file: Triton's `--metrics-config KEY=VALUE`, and the mode.
 
 use super::{Catalog, Kind, Mode};
-use crate::metrics::builtin::Builtin;
+use crate::builtin::Builtin;
 
 /// One `KEY=VALUE`, with Triton's keys.
 #[derive(Clone, Debug, PartialEq)]

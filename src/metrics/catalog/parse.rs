@@ -17,8 +17,8 @@ use super::{
     Views, WorkerLabel,
 };
 use super::{anchors, worker_labels};
-use crate::metrics::builtin::Builtin;
-use crate::metrics::unit::TimeUnit;
+use crate::builtin::Builtin;
+use crate::unit::TimeUnit;
 
 /// The content of a file, checked.
 #[derive(Default)]

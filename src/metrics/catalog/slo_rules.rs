@@ -7,7 +7,7 @@
 use std::fmt::Write;
 
 use super::{Sli, Slo};
-use crate::metrics::builtin::Builtin;
+use crate::builtin::Builtin;
 
 /// The windows of the recorded error ratios.
 const WINDOWS: [&str; 7] = ["5m", "30m", "1h", "2h", "6h", "1d", "3d"];

@@ -4,7 +4,7 @@ use serde::de::{self, MapAccess, SeqAccess};
 
 use super::names::shortened;
 use super::node::{Key, Node, Seed};
-use crate::id::ModelName;
+use pharos_base::id::ModelName;
 
 /// The most objectives of one file. Each request is counted once for every objective of its model.
 const MAX_SLOS: usize = 100;

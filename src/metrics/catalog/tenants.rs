@@ -4,15 +4,15 @@ use serde::de::{self, MapAccess, SeqAccess};
 
 use super::names::shortened;
 use super::node::{Key, Node, Seed};
-use crate::id::TenantId;
+use pharos_base::id::TenantId;
 
 /// The number of tenants with separate series, if the file does not set it, and the largest allowed one.
 const DEFAULT_LIMIT: usize = 100;
 const MAX_LIMIT: usize = 1000;
 /// The label value of requests without a tenant.
-pub(in crate::metrics) const NONE: &str = "none";
+pub(crate) const NONE: &str = "none";
 /// The label value of requests whose tenant has no series: beyond the limit, or with an invalid name.
-pub(in crate::metrics) const OTHER: &str = "other";
+pub(crate) const OTHER: &str = "other";
 /// The longest name of a header, in bytes.
 const MAX_HEADER: usize = 64;
 

@@ -1,7 +1,7 @@
 //! Warnings about definitions that are valid but probably unintended.
 
 use super::{Catalog, MetricSpec, RECORDED_BY_WORKER, Section};
-use crate::metrics::builtin::Builtin;
+use crate::builtin::Builtin;
 
 /// The number of letters in which a probable typing error differs from the intended name, at most.
 const MAX_TYPO: usize = 2;

@@ -6,9 +6,9 @@ use super::{
     DROPPED, Definition, Described, HEAD, KIND_METRIC, KIND_SAMPLE, KIND_SERIES, KINDS, MAX_RECORD_WORDS, MAX_SERIES,
     Ring, Sample, TAIL,
 };
-use crate::metrics::catalog::Kind;
-use crate::shm::SharedMemory;
-use crate::timeline::Instant;
+use crate::catalog::Kind;
+use pharos_base::shm::SharedMemory;
+use pharos_base::timeline::Instant;
 
 /// A ring whose content violates the layout, and how. The reader reads nothing more from it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

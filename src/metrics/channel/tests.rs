@@ -3,8 +3,8 @@
 use std::sync::atomic::AtomicBool;
 
 use super::*;
-use crate::metrics::catalog::Kind;
-use crate::timeline::Instant;
+use crate::catalog::Kind;
+use pharos_base::timeline::Instant;
 use proptest::prelude::*;
 
 /// A series of the metric with this number for a name.

@@ -9,9 +9,9 @@ use super::{
     DROPPED, Definition, Described, HEAD, KIND_METRIC, KIND_SAMPLE, KIND_SERIES, KINDS, MAX_RECORD_WORDS, MAX_SERIES,
     Ring, TAIL,
 };
-use crate::metrics::catalog::Kind;
-use crate::shm::SharedMemory;
-use crate::timeline::Instant;
+use crate::catalog::Kind;
+use pharos_base::shm::SharedMemory;
+use pharos_base::timeline::Instant;
 
 /// Why a record was not written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

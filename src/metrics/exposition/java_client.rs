@@ -6,11 +6,11 @@ use std::fmt::Write;
 
 use super::samples::escape_label;
 use super::{LOGS_ONLY, Labels, Names};
-use crate::metrics::cache::Cache;
-use crate::metrics::catalog::{MetricSpec, Mode};
-use crate::metrics::reading::{Details, Reading};
-use crate::metrics::readings::Readings;
-use crate::metrics::tslog::push_double;
+use crate::cache::Cache;
+use crate::catalog::{MetricSpec, Mode};
+use crate::reading::{Details, Reading};
+use crate::readings::Readings;
+use crate::tslog::push_double;
 
 /// Renders the requested samples; `help` returns the text after `# HELP`.
 pub fn render(cache: &Cache, names: &Names, help: impl Fn(&MetricSpec) -> String) -> String {
@@ -108,14 +108,14 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::id::ModelVersion;
-    use crate::metrics::alias::Naming;
-    use crate::metrics::cache::Settings;
-    use crate::metrics::catalog::Catalog;
-    use crate::metrics::counter_lines::Counters;
-    use crate::metrics::labels::{Outcome, Protocol, Route};
-    use crate::metrics::record;
-    use crate::timeline::{Instant, Timeline};
+    use crate::alias::Naming;
+    use crate::cache::Settings;
+    use crate::catalog::Catalog;
+    use crate::counter_lines::Counters;
+    use crate::labels::{Outcome, Protocol, Route};
+    use crate::record;
+    use pharos_base::id::ModelVersion;
+    use pharos_base::timeline::{Instant, Timeline};
 
     const YAML: &str = "mode: prometheus\ndimensions:\n  - &Z Z\nts_metrics:\n  counter:\n    - {name: Requests2XX, unit: Count, dimensions: [Level, \
         Hostname]}\n    - {name: ts_inference_requests_total, unit: Count, dimensions: [model_name, model_version, hostname]}\n\

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::Format;
-use crate::metrics::reading::Number;
+use crate::reading::Number;
 
 /// Values from here on are written with an exponent, as Triton does; below, integers have all their digits.
 const LARGE_VALUE: f64 = 1e16;

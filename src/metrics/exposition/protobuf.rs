@@ -10,10 +10,10 @@ use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model as p
 use prost::Message;
 
 use super::{Labels, Names};
-use crate::metrics::cache::Cache;
-use crate::metrics::catalog::{Kind, MetricSpec};
-use crate::metrics::reading::{Details, Exemplar, Histogram, Native, Reading, Summary};
-use crate::metrics::readings::Readings;
+use crate::cache::Cache;
+use crate::catalog::{Kind, MetricSpec};
+use crate::reading::{Details, Exemplar, Histogram, Native, Reading, Summary};
+use crate::readings::Readings;
 
 /// The longest run of empty buckets that is written as counts. A new span needs more bytes.
 const MAX_EMPTY: i32 = 2;
@@ -149,11 +149,11 @@ fn exemplar(exemplar: &Exemplar) -> proto::Exemplar {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::id::{ModelVersion, TraceId};
-    use crate::metrics::cache::Settings;
-    use crate::metrics::catalog::Catalog;
-    use crate::metrics::record;
-    use crate::timeline::{ComputeStamps, Instant, Timeline};
+    use crate::cache::Settings;
+    use crate::catalog::Catalog;
+    use crate::record;
+    use pharos_base::id::{ModelVersion, TraceId};
+    use pharos_base::timeline::{ComputeStamps, Instant, Timeline};
 
     const YAML: &str = "
 ts_metrics:

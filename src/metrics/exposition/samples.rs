@@ -6,9 +6,9 @@ use std::fmt::Write;
 
 use super::numbers::{push_number, push_value};
 use super::{Format, Labels, View, escape_help, numbers};
-use crate::metrics::catalog::Kind;
-use crate::metrics::reading::{Exemplar, Histogram, Reading, Summary};
-use crate::metrics::readings::Named;
+use crate::catalog::Kind;
+use crate::reading::{Exemplar, Histogram, Reading, Summary};
+use crate::readings::Named;
 
 impl View {
     /// Returns whether this module writes a family, instead of prometheus-client.

@@ -1,13 +1,13 @@
 //! Golden texts of scrapes.
 
 use super::*;
-use crate::error::Reason;
-use crate::id::ModelVersion;
-use crate::metrics::cache::Settings;
-use crate::metrics::catalog::Catalog;
-use crate::metrics::labels::{InstanceState, Outcome, Protocol, Route};
-use crate::metrics::record;
-use crate::timeline::{ComputeStamps, Instant, Timeline};
+use crate::cache::Settings;
+use crate::catalog::Catalog;
+use crate::labels::{InstanceState, Outcome, Protocol, Route};
+use crate::record;
+use pharos_base::error::Reason;
+use pharos_base::id::ModelVersion;
+use pharos_base::timeline::{ComputeStamps, Instant, Timeline};
 
 fn timeline() -> Timeline {
     Timeline {
@@ -57,7 +57,7 @@ fn recorded_with(settings: Settings) -> Arc<Cache> {
 
 /// Compares with a file in `testdata`. The environment variable UPDATE_GOLDEN rewrites the file instead.
 fn golden(name: &str, text: &str) {
-    let path = format!("{}/src/metrics/testdata/{name}", env!("CARGO_MANIFEST_DIR"));
+    let path = format!("{}/testdata/{name}", env!("CARGO_MANIFEST_DIR"));
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
         std::fs::write(&path, text).unwrap();
     }
@@ -78,7 +78,7 @@ fn openmetrics_of_one_model() {
 fn statistics_of_one_model() {
     let cache = recorded();
     let series = cache.model(&ModelVersion::new("simple", 1)).unwrap();
-    let json = serde_json::to_string(&crate::metrics::statistics::of(&series)).unwrap();
+    let json = serde_json::to_string(&crate::statistics::of(&series)).unwrap();
     golden("one_model.json", &(json + "\n"));
 }
 
@@ -274,7 +274,7 @@ ts_metrics:
         assert!(plain.lines().any(|other| other == line), "{line} is missing in\n{plain}");
     }
     let trace =
-        crate::id::TraceId::from_traceparent("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01").unwrap();
+        pharos_base::id::TraceId::from_traceparent("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01").unwrap();
     record::inference_traced(&series, &timeline(), trace, 1_500);
     let open = render(&cache, Format::OpenMetrics);
     let exemplar = "pharos_queue_duration_seconds_bucket{model=\"m\",version=\"1\",le=\"0.0002005\"} 1 # \

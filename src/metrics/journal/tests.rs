@@ -3,16 +3,16 @@
 use std::sync::atomic::AtomicUsize;
 
 use super::*;
-use crate::error::Reason;
-use crate::id::ModelVersion;
-use crate::metrics::cache::{Cache, Settings};
-use crate::metrics::catalog::Catalog;
-use crate::metrics::counter_lines::Counters;
-use crate::metrics::labels::{Outcome, Protocol, Route};
-use crate::metrics::record;
-use crate::metrics::series::ModelSeries;
-use crate::metrics::tslog::{Layout, Stamp};
-use crate::timeline::{Instant, Timeline};
+use crate::cache::{Cache, Settings};
+use crate::catalog::Catalog;
+use crate::counter_lines::Counters;
+use crate::labels::{Outcome, Protocol, Route};
+use crate::record;
+use crate::series::ModelSeries;
+use crate::tslog::{Layout, Stamp};
+use pharos_base::error::Reason;
+use pharos_base::id::ModelVersion;
+use pharos_base::timeline::{Instant, Timeline};
 
 const CUSTOM: &str = "mode: both
 model_metrics:
@@ -171,7 +171,7 @@ fn timeline(queue_ns: u64) -> Timeline {
 
 #[test]
 fn counters_are_logged_by_their_growth() {
-    let (cache, _) = cache(crate::metrics::catalog::SHIPPED);
+    let (cache, _) = cache(crate::catalog::SHIPPED);
     let mut counters = Counters::new();
     let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     assert!(grown(&mut counters, &cache).is_empty());
@@ -225,7 +225,7 @@ fn batch(model: &ModelSeries, queue_ns: &[u64]) {
 
 #[test]
 fn latencies_are_logged_for_each_request_while_there_is_room() {
-    let (cache, _) = cache(crate::metrics::catalog::SHIPPED);
+    let (cache, _) = cache(crate::catalog::SHIPPED);
     let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     visit(&cache, 100);
     let line = |name: &str, value: &str| {
@@ -253,7 +253,7 @@ fn latencies_are_logged_for_each_request_while_there_is_room() {
 
 #[test]
 fn sums_of_latencies_are_exact_under_contention() {
-    let (cache, _) = cache(crate::metrics::catalog::SHIPPED);
+    let (cache, _) = cache(crate::catalog::SHIPPED);
     let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     let running = AtomicUsize::new(4);
     let mut logged = [0; 2];
@@ -290,7 +290,7 @@ fn sums_of_latencies_are_exact_under_contention() {
 
 #[test]
 fn an_unloaded_model_is_logged_to_its_end() {
-    let (cache, _) = cache(crate::metrics::catalog::SHIPPED);
+    let (cache, _) = cache(crate::catalog::SHIPPED);
     let mut counters = Counters::new();
     grown(&mut counters, &cache);
     // Loaded and unloaded between two visits; one of its requests ends even later.
@@ -331,7 +331,7 @@ fn a_counter_added_to_the_logs_is_logged_from_then_on() {
 
 #[test]
 fn batches_set_the_gauges_of_the_host() {
-    let (cache, _) = cache(crate::metrics::catalog::SHIPPED);
+    let (cache, _) = cache(crate::catalog::SHIPPED);
     let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     visit(&cache, 10);
     record::batch_times(&model, [timeline(2_999_999), timeline(0)].iter(), 1_234_567);

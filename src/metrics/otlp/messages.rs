@@ -5,14 +5,14 @@ use prost::Message;
 
 use super::points::Point;
 use super::state::State;
-use crate::metrics::catalog::MetricSpec;
-use crate::otlp::proto::collector::metrics::v1::ExportMetricsServiceRequest;
-use crate::otlp::proto::common::v1::InstrumentationScope;
-use crate::otlp::proto::metrics::v1::metric::Data;
-use crate::otlp::proto::metrics::v1::{
+use crate::catalog::MetricSpec;
+use pharos_base::otlp::proto::collector::metrics::v1::ExportMetricsServiceRequest;
+use pharos_base::otlp::proto::common::v1::InstrumentationScope;
+use pharos_base::otlp::proto::metrics::v1::metric::Data;
+use pharos_base::otlp::proto::metrics::v1::{
     AggregationTemporality, ExponentialHistogram, Gauge, Histogram, Metric, ResourceMetrics, ScopeMetrics, Sum, Summary,
 };
-use crate::otlp::proto::resource::v1::Resource;
+use pharos_base::otlp::proto::resource::v1::Resource;
 
 /// The size in bytes above which a message is finished.
 const MESSAGE_BYTES: usize = 1 << 20;

@@ -3,16 +3,18 @@
 use prost::Message;
 
 use super::*;
-use crate::id::{ModelVersion, TraceId};
-use crate::metrics::cache::Settings;
-use crate::metrics::catalog::{Catalog, Overrides, Setting};
-use crate::metrics::record;
-use crate::otlp::proto::collector::metrics::v1::ExportMetricsServiceRequest;
-use crate::otlp::proto::common::v1::{KeyValue, any_value};
-use crate::otlp::proto::metrics::v1::metric::Data;
-use crate::otlp::proto::metrics::v1::number_data_point::Value;
-use crate::otlp::proto::metrics::v1::{ExponentialHistogramDataPoint, HistogramDataPoint, Metric, NumberDataPoint};
-use crate::timeline::{ComputeStamps, Instant, Timeline};
+use crate::cache::Settings;
+use crate::catalog::{Catalog, Overrides, Setting};
+use crate::record;
+use pharos_base::id::{ModelVersion, TraceId};
+use pharos_base::otlp::proto::collector::metrics::v1::ExportMetricsServiceRequest;
+use pharos_base::otlp::proto::common::v1::{KeyValue, any_value};
+use pharos_base::otlp::proto::metrics::v1::metric::Data;
+use pharos_base::otlp::proto::metrics::v1::number_data_point::Value;
+use pharos_base::otlp::proto::metrics::v1::{
+    ExponentialHistogramDataPoint, HistogramDataPoint, Metric, NumberDataPoint,
+};
+use pharos_base::timeline::{ComputeStamps, Instant, Timeline};
 
 const TIMELINE: Timeline = Timeline {
     received: Instant(0),
@@ -234,7 +236,7 @@ fn only_histograms_are_deltas_with_low_memory() {
         let exports = encoder.encode(&cache, at(round));
         assert_eq!(count(&exports, SUCCESS), (0, i64::try_from(round).unwrap()));
         let metrics = decoded(&exports);
-        let delta = i32::from(crate::otlp::proto::metrics::v1::AggregationTemporality::Delta);
+        let delta = i32::from(pharos_base::otlp::proto::metrics::v1::AggregationTemporality::Delta);
         let Some(Data::Histogram(kind)) = &metrics[HISTOGRAM].data else { panic!("not a histogram") };
         assert_eq!((kind.aggregation_temporality, histogram(&metrics, HISTOGRAM).count), (delta, 1));
         exports.into_iter().for_each(|export| encoder.accepted(export));

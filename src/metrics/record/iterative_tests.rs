@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::tests::{TIMELINE, metric};
 use super::*;
-use crate::id::ModelVersion;
-use crate::metrics::cache::Settings;
-use crate::metrics::catalog::{Catalog, Overrides, Setting};
-use crate::timeline::Instant;
+use crate::cache::Settings;
+use crate::catalog::{Catalog, Overrides, Setting};
+use pharos_base::id::ModelVersion;
+use pharos_base::timeline::Instant;
 
 /// A request of an iterative sequence with three executions: the distributions have what the counters have.
 #[test]

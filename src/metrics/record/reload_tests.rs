@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::id::ModelVersion;
-use crate::metrics::cache::Settings;
-use crate::metrics::catalog::{Catalog, Overrides, SHIPPED, Setting};
-use crate::metrics::counter_lines::Counters;
-use crate::metrics::exposition::{Format, render};
-use crate::metrics::statistics;
-use crate::timeline::Instant;
+use crate::cache::Settings;
+use crate::catalog::{Catalog, Overrides, SHIPPED, Setting};
+use crate::counter_lines::Counters;
+use crate::exposition::{Format, render};
+use crate::statistics;
+use pharos_base::id::ModelVersion;
+use pharos_base::timeline::Instant;
 
 /// Stages of 100 to 1,000 µs.
 const TIMELINE: Timeline = Timeline {

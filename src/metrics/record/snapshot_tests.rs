@@ -8,16 +8,16 @@ use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model as p
 
 use super::tests::TIMELINE;
 use super::*;
-use crate::id::{ModelVersion, TenantId};
-use crate::metrics::cache::Settings;
-use crate::metrics::catalog::{Catalog, Overrides, SHIPPED, Setting};
-use crate::metrics::counter_lines::Counters;
-use crate::metrics::exposition::{Encoding, Format, Names, encode, java_client, render};
-use crate::metrics::otlp::{Aggregation, Encoder, Temporality};
-use crate::metrics::statistics;
-use crate::otlp::proto::collector::metrics::v1::ExportMetricsServiceRequest;
-use crate::otlp::proto::metrics::v1::metric::Data;
-use crate::otlp::proto::metrics::v1::number_data_point::Value;
+use crate::cache::Settings;
+use crate::catalog::{Catalog, Overrides, SHIPPED, Setting};
+use crate::counter_lines::Counters;
+use crate::exposition::{Encoding, Format, Names, encode, java_client, render};
+use crate::otlp::{Aggregation, Encoder, Temporality};
+use crate::statistics;
+use pharos_base::id::{ModelVersion, TenantId};
+use pharos_base::otlp::proto::collector::metrics::v1::ExportMetricsServiceRequest;
+use pharos_base::otlp::proto::metrics::v1::metric::Data;
+use pharos_base::otlp::proto::metrics::v1::number_data_point::Value;
 
 /// The sums over all series of each metric; of histograms and summaries under `_count` and `_sum`.
 type Sums = BTreeMap<String, f64>;

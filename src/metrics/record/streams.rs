@@ -2,7 +2,7 @@
 
 use super::super::series::ModelSeries;
 use super::super::streams::StreamProgress;
-use crate::timeline::Instant;
+use pharos_base::timeline::Instant;
 
 /// Counts a response with data: `bytes` bytes of tensors, at the second time, to the request that began at the first.
 ///

@@ -1,11 +1,11 @@
 //! What tenants use of a model. Each function belongs to an event of [`record`](super): call it with the same request.
 
 use super::Failure;
-use crate::error::Reason;
-use crate::id::TenantId;
-use crate::metrics::series::ModelSeries;
-use crate::metrics::tenants::Usage;
-use crate::timeline::Timeline;
+use crate::series::ModelSeries;
+use crate::tenants::Usage;
+use pharos_base::error::Reason;
+use pharos_base::id::TenantId;
+use pharos_base::timeline::Timeline;
 
 /// Charges a successful request to its tenant. Call it where the request counts as done or as a hit of the response cache.
 pub fn tenant_served(series: &ModelSeries, tenant: TenantId, timeline: &Timeline) {

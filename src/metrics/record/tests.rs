@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::error::InferError;
-use crate::id::ModelVersion;
-use crate::metrics::cache::Settings;
-use crate::metrics::catalog::{Catalog, Overrides, Setting};
-use crate::metrics::exposition::{Format, render};
-use crate::metrics::statistics::{self, InferBatchStatistics, ModelStatistics, StatisticDuration};
-use crate::timeline::Instant;
+use crate::cache::Settings;
+use crate::catalog::{Catalog, Overrides, Setting};
+use crate::exposition::{Format, render};
+use crate::statistics::{self, InferBatchStatistics, ModelStatistics, StatisticDuration};
+use pharos_base::error::InferError;
+use pharos_base::id::ModelVersion;
+use pharos_base::timeline::Instant;
 
 /// Request 2,000 µs, queue 500 µs, compute 10, 1,000 and 20 µs.
 pub(super) const TIMELINE: Timeline = Timeline {

@@ -1,7 +1,7 @@
 //! Compares lines with those that a real TorchServe 0.12 wrote, and with common regular expressions for reading them.
 
 use super::*;
-use crate::metrics::catalog::Catalog;
+use crate::catalog::Catalog;
 use proptest::prelude::*;
 use regex::Regex;
 

@@ -1,4 +1,4 @@
-//! The metrics system: one cache of all series, which `metrics.yaml` defines, and the views of it.
+//! The metrics of Pharos: one cache of all series, which `metrics.yaml` defines, and the views of it.
 //!
 //! [`catalog`] defines which metrics exist, [`builtin`] lists the server's own with their sources, and [`cache`]
 //! holds every series. The server's own events enter only through [`record`], samples of workers through [`channel`].
@@ -6,6 +6,9 @@
 //! cells. Every reading shows the cells at one moment, between events ([`transaction`]), so all views agree.
 //!
 //! No module may keep a number outside the cache, block a request, or read a clock.
+
+#[macro_use]
+extern crate pharos_base;
 
 pub mod alias;
 mod atomic;
@@ -49,3 +52,6 @@ pub mod tslog;
 pub mod unit;
 pub mod worker_lines;
 pub mod worker_metrics;
+
+// `tests/loom` compiles modules of this crate with a double of it.
+use pharos_base::shm;
