@@ -266,13 +266,15 @@ impl States {
     /// Returns whether every version of every model is ready or was unloaded: the readiness of the server. Models for which `optional`
     /// returns true do not count.
     pub fn all_ready(&self, optional: impl Fn(&str) -> bool) -> bool {
-        let good = |model: &ModelStatus, status: &VersionStatus| match status.state {
-            State::Ready => true,
-            State::Unavailable => model.unloaded || status.reason == UNLOADED,
-            State::Unknown | State::Loading | State::Unloading => false,
-        };
         let mut required = self.models.iter().filter(|(name, _)| !optional(name));
-        required.all(|(_, model)| model.failure.is_empty() && model.versions.values().all(|status| good(model, status)))
+        required.all(|(_, model)| {
+            model.failure.is_empty()
+                && model.versions.values().all(|status| match status.state {
+                    State::Ready => true,
+                    State::Unavailable => model.unloaded || status.reason == UNLOADED,
+                    State::Unknown | State::Loading | State::Unloading => false,
+                })
+        })
     }
 
     /// Returns the version that serves a request. `version` is the client's text; empty means the highest ready version.

@@ -184,8 +184,7 @@ impl Drop for Shared {
         let context = self.context.take();
         // As in Triton, a request that was refused before it reached a model does not appear in files. It does appear
         // in a collector, where the caller's trace would otherwise lack the failed part.
-        let refused = |root: &Part| context.is_some() && root.failure.is_some();
-        if parts.first().is_some_and(|root| root.model.is_some() || refused(root)) {
+        if parts.first().is_some_and(|root| root.model.is_some() || (context.is_some() && root.failure.is_some())) {
             self.sink.finished(Finished { sample, context, parts, ended: collected.latest });
         }
     }

@@ -140,15 +140,13 @@ impl Entry {
     /// # Errors
     /// [`Invalid::Model`] if it cannot.
     pub fn check(&self, config: &ModelConfig, request: &InferRequest, batch_size: u64) -> Result<(), Invalid> {
-        let wanted = |name: &str| request.outputs.is_empty() || request.outputs.iter().any(|o| o.name == name);
-        let repeated = |at: usize, name: &str| self.outputs.iter().take(at).any(|earlier| earlier.name == name);
         // The model has no more outputs than this, so the search for repeated names is short.
         let few = self.outputs.len() <= config.outputs.len();
         let fits = few
             && self.outputs.iter().enumerate().all(|(at, InferOutput { name, tensor })| {
                 config.output(name).is_some_and(|spec| spec.datatype == tensor.datatype)
-                    && wanted(name)
-                    && !repeated(at, name)
+                    && (request.outputs.is_empty() || request.outputs.iter().any(|output| output.name == *name))
+                    && !self.outputs.iter().take(at).any(|earlier| earlier.name == *name)
                     && (!config.batches() || tensor.shape.first() == i64::try_from(batch_size).ok().as_ref())
             });
         if fits { Ok(()) } else { Err(Invalid::Model) }

@@ -89,8 +89,9 @@ fn check_step<'a>(
             "in ensemble {ensemble}, ensemble tensor {tensor} is mapping to non-existing input {name} in model {model}"
         ));
     }
-    let is_mapped = |input: &&TensorSpec| input.optional || step.inputs.iter().any(|(name, _)| *name == input.name);
-    if let Some(input) = member.inputs.iter().find(|input| !is_mapped(input)) {
+    if let Some(input) =
+        member.inputs.iter().find(|input| !(input.optional || step.inputs.iter().any(|(name, _)| *name == input.name)))
+    {
         return Err(format!(
             "in ensemble {ensemble}, input {} in model {model} is not mapped to any ensemble tensors",
             input.name

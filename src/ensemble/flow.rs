@@ -165,7 +165,8 @@ impl<T: Clone> Flow<T> {
     pub fn response(&mut self, id: CallId, made: Output<T>) -> Vec<String> {
         let number = self.number();
         let Some(open) = self.calls.get_mut(&id).filter(|open| !open.ended) else { return Vec::new() };
-        let (step, Some(stage)) = (open.step, self.stages.ended_by(open.step)) else { return Vec::new() };
+        let step = open.step;
+        let Some(stage) = self.stages.ended_by(step) else { return Vec::new() };
         match made {
             Err(error) => {
                 open.ended = true;

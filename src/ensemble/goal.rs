@@ -58,8 +58,8 @@ impl Goal {
 
     /// Returns the positions of a step's outputs that have consumers.
     pub(super) fn requested(&self, outputs: &[(String, TensorId)]) -> Vec<usize> {
-        let wanted = |(_, id): &(String, TensorId)| self.consumer_counts.get(*id).is_some_and(|count| *count > 0);
-        outputs.iter().enumerate().filter(|(_, output)| wanted(output)).map(|(position, _)| position).collect()
+        let has_consumers = |id: TensorId| self.consumer_counts.get(id).is_some_and(|count| *count > 0);
+        (0..).zip(outputs).filter(|(_, (_, id))| has_consumers(*id)).map(|(position, _)| position).collect()
     }
 }
 

@@ -82,9 +82,8 @@ impl ByAlias {
     ) -> Option<Arc<AliasCounts>> {
         let naming = self.naming()?;
         let version = if version.is_empty() { naming.default_version } else { version };
-        let found = |all: &BTreeMap<String, BTreeMap<String, Arc<AliasCounts>>>| all.get(name)?.get(version).cloned();
-        if let Some(known) = found(&self.all.read()) {
-            return Some(known);
+        if let Some(known) = self.all.read().get(name).and_then(|versions| versions.get(version)) {
+            return Some(Arc::clone(known));
         }
         let mut all = self.all.write();
         Some(

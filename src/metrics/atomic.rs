@@ -18,11 +18,10 @@ impl Count {
 
     /// Sets the value, unless it is below the present one by at most `late`: then it is one that was set before and arrives late.
     pub(super) fn set_unless_late(&self, value: u64, late: u64) {
-        let is_late = |present: u64| value < present && present - value <= late;
         // A late value changes nothing.
-        let _ = self
-            .0
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |present: u64| (!is_late(present)).then_some(value));
+        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |present: u64| {
+            (value >= present || present - value > late).then_some(value)
+        });
     }
 
     pub(super) fn get(&self) -> u64 {

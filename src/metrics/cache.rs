@@ -7,31 +7,30 @@
 //! definitions contain keep their values. A reload changes [`Cache::generation`]: callers should then look up their
 //! handles again, because a handle of a removed metric counts where no view reads.
 
-use std::collections::BTreeMap;
+mod detected;
+mod initial_series;
+
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
+use pharos_base::id::{ModelVersion, TenantId};
 
-use super::alias::{AliasCounts, ByAlias, Naming};
+use super::alias::{AliasCounts, ByAlias, Lines, Naming};
 use super::builtin::Builtin;
-use super::catalog::{Catalog, Difference, Kind, MAX_UNIT, MetricSpec, Mode, RECORDED_BY_WORKER, Views, WorkerLabel};
+use super::catalog::{
+    Catalog, Difference, Kind, MAX_UNIT, MetricSpec, Mode, RECORDED_BY_WORKER, TenantSource, Views, WorkerLabel,
+};
 use super::channel::Definition;
 use super::family::{Family, Found, Registry};
-use super::journal::Journal;
+use super::journal::{Journal, Line};
 use super::label_schema::LabelSchema;
-use super::series::{ModelSeries, RequestSeries};
+use super::series::{ModelSeries, RequestSeries, Times};
+use super::source::LabelSet;
 use super::summary::CoarseClock;
 use super::tenants::Tenants;
 use super::transaction::Transactions;
-use pharos_base::id::ModelVersion;
-
-mod batch_times;
-mod builtins;
-mod detected;
-mod initial_series;
-mod ownership;
-mod tenants;
 
 pub use super::cell::Cell;
 pub use super::family::Series;
@@ -503,6 +502,175 @@ fn check_lengths<'a>(metric: &str, values: impl IntoIterator<Item = &'a String>)
     match values.into_iter().find(|value| value.len() > MAX_LABEL_BYTES) {
         Some(long) => Err(SampleError::LabelTooLong { metric: metric.to_owned(), length: long.len() }),
         None => Ok(()),
+    }
+}
+
+/// Returns the series of a metric's name and label values.
+type Find = fn(&Cache, &str, &[&str]) -> Result<Arc<Series>, SampleError>;
+
+impl Cache {
+    /// Adds to a built-in counter, with label values in the order of [`Builtin::dimensions`]. `by` is not negative; 0 creates
+    /// the series. Does nothing if the counter is not defined.
+    pub fn count(&self, builtin: Builtin, labels: &[&str], by: f64) {
+        if let Ok(series) = self.counter(builtin.name(), labels) {
+            let _ = series.add_or_update(by);
+        }
+    }
+
+    /// Sets a series of a built-in gauge, with label values in the order of [`Builtin::dimensions`]. Does nothing if the
+    /// gauge is not defined.
+    pub fn set_gauge(&self, builtin: Builtin, labels: &[&str], value: f64) {
+        if let Ok(series) = self.gauge(builtin.name(), labels) {
+            let _ = series.add_or_update(value);
+        }
+    }
+
+    /// Sets all series of a built-in gauge, with label values in the order of [`Builtin::dimensions`], and removes all
+    /// others. Does nothing if the gauge is not defined.
+    pub fn set_gauges(&self, builtin: Builtin, rows: &[(Vec<&str>, f64)]) {
+        self.update_all(builtin, rows, Self::gauge);
+    }
+
+    /// Adds to all series of a built-in counter, with label values in the order of [`Builtin::dimensions`], and removes all
+    /// others. Rows of equal labels add up. Does nothing if the counter is not defined.
+    pub fn count_all(&self, builtin: Builtin, rows: &[(Vec<&str>, f64)]) {
+        self.update_all(builtin, rows, Self::counter);
+    }
+
+    fn update_all(&self, builtin: Builtin, rows: &[(Vec<&str>, f64)], find: Find) {
+        let mut now = HashSet::with_capacity(rows.len());
+        for (labels, value) in rows {
+            let Ok(series) = find(self, builtin.name(), labels) else { return };
+            // A gauge accepts every value, and a counter every value that is not negative.
+            let _ = series.add_or_update(*value);
+            now.insert(Arc::as_ptr(&series.cell));
+        }
+        self.remove_series(builtin.name(), |series| !now.contains(&Arc::as_ptr(&series.cell)));
+    }
+}
+
+/// Nanoseconds in a microsecond: metrics named `ts_*_latency_microseconds` show cells in nanoseconds.
+const NS_OF_MICROSECOND: f64 = 1000.0;
+
+impl Cache {
+    /// Returns the gauges that every executed batch sets, `QueueTime` and `WorkerThreadTime`, if they are defined.
+    pub(super) fn host_times(&self) -> [Option<Arc<Series>>; 2] {
+        [Builtin::QueueTime, Builtin::WorkerThreadTime]
+            .map(|builtin| self.gauge(builtin.name(), &["Host", self.hostname()]).ok())
+    }
+
+    /// Returns the destinations of the times of this model's batches under the current definition.
+    pub(super) fn times(&self, model: &ModelSeries) -> Times {
+        let [queue, worker_thread] = self.host_times();
+        let Lines { latency, queue_latency } = match self.naming() {
+            Some(_) => Lines::default(),
+            None => self.latency_lines(&model.labels(LabelSet::Alias, self.hostname())),
+        };
+        Times { queue, worker_thread, latency, queue_latency }
+    }
+
+    /// Returns the log lines of the latencies of requests by this name and version.
+    pub(super) fn alias_lines(&self, name: &str, version: &str) -> Lines {
+        self.latency_lines(&[("model_name", name), ("model_version", version), ("hostname", self.hostname())])
+    }
+
+    fn latency_lines(&self, labels: &[(&str, &str)]) -> Lines {
+        let registry = self.registry();
+        let line = |builtin: Builtin| {
+            let family = registry.family(builtin.name()).filter(|family| family.views.tslog)?;
+            Some(Arc::new(Line::of_server(&family.spec, labels, self.hostname(), NS_OF_MICROSECOND)))
+        };
+        Lines { latency: line(Builtin::TsLatency), queue_latency: line(Builtin::TsQueueLatency) }
+    }
+}
+
+impl Cache {
+    /// Removes the series of a model version from all views, including those that only its workers wrote. If the
+    /// version has been loaded again, the new series remain.
+    pub fn model_unloaded(&self, series: &Arc<ModelSeries>) {
+        {
+            let mut models = self.models.write();
+            if models.get(series.model()).is_some_and(|current| Arc::ptr_eq(current, series)) {
+                models.remove(series.model());
+                self.depart(series);
+            }
+        }
+        self.release(series.release_owned());
+    }
+
+    /// Returns the series for a sample of a worker of this model, as [`Cache::resolve`]. It is removed with the last model whose
+    /// workers write it; the late sample of an unloaded model creates none.
+    ///
+    /// # Errors
+    /// The errors of [`Cache::resolve`], and [`SampleError::Unloaded`].
+    pub(crate) fn resolve_for(&self, model: &ModelSeries, definition: &Definition) -> Result<Arc<Series>, SampleError> {
+        if model.has_ended() {
+            return self.existing(definition).ok_or_else(|| SampleError::Unloaded(definition.name.clone()));
+        }
+        let series = self.resolve(definition)?;
+        self.own(model, &series);
+        Ok(series)
+    }
+
+    /// Registers that this model writes a series. Removes the series if the model was unloaded meanwhile and no other writes it.
+    pub(crate) fn own(&self, model: &ModelSeries, series: &Arc<Series>) {
+        if !model.add_owned(series) && series.cell.owners.load(Ordering::Relaxed) == 0 {
+            self.release([Arc::clone(series)]);
+        }
+    }
+
+    /// Makes the successor an owner of the counters and distributions that the workers of a replaced load wrote, so that they
+    /// continue whether or not its workers have written them already. A gauge ends with the workers that set it.
+    pub(super) fn continue_owned(&self, series: &ModelSeries, replaced: &ModelSeries) {
+        let continuing = replaced.all_owned().into_iter().filter(|owned| owned.spec().kind != Kind::Gauge);
+        continuing.for_each(|owned| self.own(series, &owned));
+    }
+
+    /// Removes series that no loaded model's workers write any more.
+    pub(crate) fn release(&self, released: impl IntoIterator<Item = Arc<Series>>) {
+        for series in released {
+            let spec = series.spec();
+            while let Some(family) = self.registry().family_of(&spec.name, Some(spec.kind)) {
+                if family.remove_one(&series) {
+                    break;
+                }
+            }
+            if spec.detected {
+                self.end_detected(&spec.name, spec.kind);
+            }
+        }
+    }
+
+    /// Returns the series for a sample, if there is one.
+    fn existing(&self, definition: &Definition) -> Option<Arc<Series>> {
+        let registry = self.registry();
+        let family = registry.family_of(&definition.name, definition.kind)?;
+        let spec = &family.spec;
+        let is_allowed = spec.builtin.is_none() && definition.kind.is_none_or(|kind| kind == spec.kind);
+        if is_allowed { family.get(&self.values(spec, definition).ok()?) } else { None }
+    }
+}
+
+impl Cache {
+    /// Checks that a new definition can replace the current one while the server runs.
+    ///
+    /// # Errors
+    /// It assigns requests to tenants by another rule.
+    pub fn check_reload(&self, catalog: &Catalog) -> Result<(), String> {
+        match self.tenants().map(Tenants::rule) == catalog.tenants() {
+            true => Ok(()),
+            false => Err("`tenants` has changed, which needs a restart of the server".to_owned()),
+        }
+    }
+
+    /// Returns where the names of tenants come from; `None` if tenants are not distinguished.
+    pub fn tenant_source(&self) -> Option<&TenantSource> {
+        self.tenants().map(|tenants| &tenants.rule().source)
+    }
+
+    /// Returns the tenant of this name. An empty name means no tenant.
+    pub fn tenant(&self, name: &[u8]) -> TenantId {
+        self.tenants().map_or_else(TenantId::default, |tenants| tenants.of(name))
     }
 }
 

@@ -255,13 +255,13 @@ impl Catalog {
     /// Returns the first error, with its position.
     pub fn parse(text: &str, file: &str) -> Result<Self, CatalogError> {
         let parsed = parse::parse(text, file)?;
-        let metrics = (parsed.specs, parsed.disabled);
-        Ok(Self::new(parsed.globals, metrics, parsed.places))
+        Ok(Self::new(parsed.globals, parsed.specs, parsed.disabled, parsed.places))
     }
 
     fn new(
         globals: Globals,
-        (specs, disabled): (Vec<MetricSpec>, Vec<MetricSpec>),
+        specs: Vec<MetricSpec>,
+        disabled: Vec<MetricSpec>,
         places: HashMap<String, usize>,
     ) -> Self {
         let ids = (0..).map(MetricId);
@@ -287,7 +287,7 @@ impl Catalog {
             let place = |spec: &MetricSpec| self.places.get(&spec.name).copied().unwrap_or(usize::MAX);
             to.insert(to.partition_point(|other| place(other) <= place(&spec)), spec);
         }
-        Self::new(self.globals, (self.specs, self.disabled), self.places)
+        Self::new(self.globals, self.specs, self.disabled, self.places)
     }
 
     /// Returns the catalog with another mode.
@@ -312,13 +312,13 @@ impl Catalog {
     #[must_use]
     pub fn with_metric(mut self, spec: MetricSpec) -> Self {
         self.specs.push(spec);
-        Self::new(self.globals, (self.specs, self.disabled), self.places)
+        Self::new(self.globals, self.specs, self.disabled, self.places)
     }
 
     /// Returns the catalog without the active metric of this name.
     pub(super) fn without(mut self, name: &str) -> Self {
         self.specs.retain(|spec| spec.name != name);
-        Self::new(self.globals, (self.specs, self.disabled), self.places)
+        Self::new(self.globals, self.specs, self.disabled, self.places)
     }
 
     /// Returns the catalog with this definition in place of the one of the same name and type.
@@ -326,7 +326,7 @@ impl Catalog {
         if let Some(changed) = self.specs.iter_mut().find(|old| old.name == spec.name && old.kind == spec.kind) {
             *changed = spec;
         }
-        Self::new(self.globals, (self.specs, self.disabled), self.places)
+        Self::new(self.globals, self.specs, self.disabled, self.places)
     }
 
     /// Returns the catalog of the shipped file.

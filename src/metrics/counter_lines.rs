@@ -86,8 +86,8 @@ impl Counters {
         let wanted =
             families.families().iter().filter(|family| family.views.tslog && family.spec.kind == Kind::Counter);
         let wanted = wanted.filter_map(|family| Some((family.spec.builtin?, Arc::clone(&family.spec))));
-        let has_cells = |builtin: Builtin| !builtin.is_family() && !builtin.logs_each_sample();
-        let wanted: Vec<_> = wanted.filter(|(builtin, _)| has_cells(*builtin)).collect();
+        let wanted: Vec<_> =
+            wanted.filter(|(builtin, _)| !builtin.is_family() && !builtin.logs_each_sample()).collect();
         let old = std::mem::replace(&mut self.wanted, wanted);
         let kept = |builtin: Builtin| old.iter().any(|(other, _)| *other == builtin);
         for rows in self.models.values_mut().map(|(_, rows)| rows).chain([&mut self.server]) {

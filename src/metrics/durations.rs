@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, MutexGuard};
+use pharos_base::id::TraceId;
+use pharos_base::timeline::Timeline;
 
 use super::atomic::Count;
 use super::builtin::Builtin;
@@ -14,8 +16,6 @@ use super::reading::{Details, Exemplar, Histogram};
 use super::source::{Lookup, ModelValue, Stage};
 use super::summary::{CoarseClock, Summary};
 use super::unit::TimeUnit;
-use pharos_base::id::TraceId;
-use pharos_base::timeline::Timeline;
 
 /// Returns the nanoseconds that a request spent in each stage, in the order of [`Stage::ALL`].
 fn stage_durations_ns(timeline: &Timeline) -> [u64; Stage::ALL.len()] {

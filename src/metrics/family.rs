@@ -269,8 +269,8 @@ pub struct Registry {
 
 impl Registry {
     pub(super) fn new(catalog: Catalog, journal: Arc<Journal>, transactions: Arc<Transactions>) -> Self {
-        let family = |spec: &MetricSpec| Arc::new(Family::new(&catalog, spec, &journal, &transactions));
-        let families = catalog.iter().map(|(_, spec)| family(spec)).collect();
+        let families =
+            catalog.iter().map(|(_, spec)| Arc::new(Family::new(&catalog, spec, &journal, &transactions))).collect();
         Self { catalog, families, namesakes: Vec::new(), journal, transactions }
     }
 
@@ -288,11 +288,15 @@ impl Registry {
     /// Creates the families of a new definition. Keeps the series of metrics that are compatible in both. Namesakes end: their
     /// next samples create them again.
     pub(super) fn renewed(&self, catalog: Catalog) -> Self {
-        let family = |spec: &MetricSpec| match self.family(&spec.name) {
-            Some(old) => old.renewed(&catalog, spec),
-            None => Family::new(&catalog, spec, &self.journal, &self.transactions),
-        };
-        let families: Vec<_> = catalog.iter().map(|(_, spec)| Arc::new(family(spec))).collect();
+        let families: Vec<_> = catalog
+            .iter()
+            .map(|(_, spec)| {
+                Arc::new(match self.family(&spec.name) {
+                    Some(old) => old.renewed(&catalog, spec),
+                    None => Family::new(&catalog, spec, &self.journal, &self.transactions),
+                })
+            })
+            .collect();
         // The families of removed metrics end as well.
         self.families.iter().chain(&self.namesakes).for_each(|old| old.end());
         self.changed(catalog, families, Vec::new())

@@ -172,12 +172,13 @@ impl Feed {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use pharos_base::id::ModelVersion;
+    use pharos_base::timeline::Instant;
+
     use super::*;
     use crate::cache::Settings;
     use crate::catalog::{Catalog, Kind};
     use crate::channel::{self, Sample, Writer};
-    use pharos_base::id::ModelVersion;
-    use pharos_base::timeline::Instant;
 
     const ORDERS: &str = "model_metrics:\n  counter:\n    - {name: Orders, unit: Count, dimensions: [shop]}\n";
 

@@ -227,11 +227,12 @@ fn count(cache: &Cache, builtin: Builtin, source: Source, by: u64) {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use pharos_base::id::ModelVersion;
+
     use super::*;
     use crate::cache::Settings;
     use crate::catalog::{Catalog, MILLISECOND_BUCKETS};
     use crate::exposition::{self, Format};
-    use pharos_base::id::ModelVersion;
 
     const OWN: &str = "
 ts_metrics:

@@ -209,8 +209,7 @@ impl Journal {
         if !self.full.load(Ordering::Relaxed) {
             let mut queue = self.queue.lock();
             let Queue { batch, room, kept, .. } = &mut *queue;
-            let fits = |batch: &Batch| batch.request_ids.len() + request_ids.len() <= MAX_REQUEST_IDS;
-            while *room > 0 && fits(batch) {
+            while *room > 0 && batch.request_ids.len() + request_ids.len() <= MAX_REQUEST_IDS {
                 let Some((line, value)) = samples.next() else { break };
                 if line.low_priority && *room <= *kept {
                     if line.held.add(value) {

@@ -106,9 +106,9 @@ impl Native {
             positive: buckets(positive),
             negative: buckets(negative),
         };
-        let count = |reading: &reading::Native| reading.positive.len() + reading.negative.len();
         while reading.schema > self.spec.schema
-            || (count(&reading) > self.spec.max_buckets && reading.schema > NativeSpec::LOWEST_SCHEMA)
+            || (reading.positive.len() + reading.negative.len() > self.spec.max_buckets
+                && reading.schema > NativeSpec::LOWEST_SCHEMA)
         {
             reading.lower();
         }

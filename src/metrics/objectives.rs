@@ -6,14 +6,15 @@
 
 use std::sync::{Arc, OnceLock};
 
-use super::atomic::Count;
-use super::catalog::{Share, Sli, Slo};
-use super::reading::Number;
-use super::source::ObjectiveValue;
 use pharos_base::error::{ErrorCode, InferError, Reason};
 use pharos_base::id::ModelName;
 use pharos_base::timeline::Instant;
 use pharos_base::timeline::is_late;
+
+use super::atomic::Count;
+use super::catalog::{Share, Sli, Slo};
+use super::reading::Number;
+use super::source::ObjectiveValue;
 
 /// The requests that an objective has counted.
 #[derive(Clone, Debug, Default)]
@@ -305,7 +306,6 @@ mod tests {
 
     #[test]
     fn errors_of_clients_do_not_count() {
-        let error = |code, reason| Fault::from(&InferError::new(code, reason, ""));
         for (code, reason, expected) in [
             (ErrorCode::Internal, Reason::Backend, Fault::Server),
             (ErrorCode::InvalidArg, Reason::Backend, Fault::Client),
@@ -314,7 +314,7 @@ mod tests {
             (ErrorCode::DeadlineExceeded, Reason::Timeout, Fault::Server),
             (ErrorCode::Cancelled, Reason::Cancelled, Fault::Abandoned),
         ] {
-            assert_eq!(error(code, reason), expected, "{reason:?}");
+            assert_eq!(Fault::from(&InferError::new(code, reason, "")), expected, "{reason:?}");
         }
     }
 }

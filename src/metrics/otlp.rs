@@ -8,13 +8,14 @@
 
 use std::collections::HashMap;
 
+use pharos_base::otlp::proto::resource::v1::Resource;
+use pharos_base::otlp::resource;
+
 use super::cache::Cache;
 use super::catalog::{Kind, MetricSpec};
 use super::reading::Details;
 use super::reading::Reading;
 use super::readings::Readings;
-use pharos_base::otlp::proto::resource::v1::Resource;
-use pharos_base::otlp::resource;
 
 mod messages;
 mod points;

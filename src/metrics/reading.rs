@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::unit::shifted;
 use pharos_base::id::TraceId;
+
+use super::unit::shifted;
 
 /// A number; integers are exact.
 #[derive(Clone, Copy, Debug, PartialEq)]

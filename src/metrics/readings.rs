@@ -7,12 +7,15 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
+use pharos_base::timeline::SendReason;
+
 use super::alias::AliasCounts;
 use super::builtin::Builtin;
 use super::cache::Cache;
 use super::catalog::{Catalog, Kind, MetricSpec, Views};
 use super::counts::ModelCounts;
 use super::durations::own_or_defined;
+pub use super::family::Family;
 use super::family::{Registry, Series};
 use super::labels::{Failure, InstanceState, Protocol};
 use super::native::Native;
@@ -20,9 +23,6 @@ use super::reading::{Details, Histogram, Number, Reading};
 use super::series::{ModelReading, ModelSeries, RequestReading};
 use super::source::{LabelSet, ModelValue, Scale, Source, Stage};
 use super::unit::TimeUnit;
-use pharos_base::timeline::SendReason;
-
-pub use super::family::Family;
 
 /// A callback for the labels of a series and its value.
 pub type Visit<'v> = &'v mut dyn FnMut(&[(&str, &str)], Reading);
@@ -347,13 +347,14 @@ fn batch_sizes(model: &ModelReading, spec: &MetricSpec, details: Details) -> His
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use pharos_base::error::Reason;
+    use pharos_base::id::{ModelName, ModelVersion};
+
     use super::*;
     use crate::alias::Naming;
     use crate::cache::Settings;
     use crate::catalog::{Overrides, SHIPPED, Setting};
     use crate::record;
-    use pharos_base::error::Reason;
-    use pharos_base::id::{ModelName, ModelVersion};
 
     /// A cache with one model that has a namespace, a tag, and all series that a model may have.
     fn cache() -> Cache {
@@ -396,9 +397,11 @@ mod tests {
             // Triton does not show quantiles of requests that are not all executed.
             assert_eq!(all.is_empty(), builtin == Builtin::RequestSummary, "{}", builtin.name());
             for labels in all {
-                let more = |name: &str| name == "namespace" || name == "_team";
-                let names: Vec<&str> =
-                    labels.iter().map(|(name, _)| name.as_str()).filter(|name| !more(name)).collect();
+                let names: Vec<&str> = labels
+                    .iter()
+                    .map(|(name, _)| name.as_str())
+                    .filter(|name| !["namespace", "_team"].contains(name))
+                    .collect();
                 let mut defined = builtin.dimensions().to_vec();
                 defined.sort_unstable();
                 let mut given = names.clone();

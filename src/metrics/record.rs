@@ -12,37 +12,29 @@
 //! Each function that changes several cells is a [transaction](super::transaction). A caller whose event needs several functions
 //! begins one around them (`ModelSeries::begin`).
 
-mod connections;
-mod stores;
-mod streams;
-mod tenants;
-mod workers;
-
 use std::sync::Arc;
+
+use pharos_base::error::Reason;
+use pharos_base::id::{TenantId, TraceId};
+use pharos_base::timeline::{ComputeStamps, Instant, SendReason, Timeline};
 
 use super::alias::{AliasCounts, Lines};
 use super::builtin::Builtin;
 use super::cache::Cache;
+use super::catalog::STATE_BYTES;
 use super::family::Series;
 use super::journal::Line;
-use super::labels::{Failure, InstanceState, ModelChange, OnDemandUnload, Outcome, Protocol, Route, result};
-pub use super::objectives::Failed;
+use super::labels::{
+    Credentials, Failure, InstanceState, Listener, ModelChange, OnDemandUnload, Outcome, Protocol, RELOAD_RESULTS,
+    Refused, Route, result,
+};
 use super::objectives::Fault;
 use super::series::{ModelSeries, Times};
+use super::tenants::Usage;
 
+pub use super::objectives::Failed;
 pub use super::responses::ResponseKind;
 pub use super::streams::StreamProgress;
-pub use connections::{
-    connection_accepted, connection_refused, connections_open, credentials_reloaded, credentials_watched,
-    listener_opened,
-};
-use pharos_base::error::Reason;
-use pharos_base::id::TraceId;
-use pharos_base::timeline::{ComputeStamps, Instant, SendReason, Timeline};
-pub use stores::{object_fetch_failed, object_fetched, store_opened, store_polled};
-pub use streams::{stream_ended, stream_response};
-pub use tenants::{tenant_failed, tenant_rescheduled, tenant_served};
-pub use workers::{states_lost, worker_loaded, worker_name, worker_removed};
 
 /// Counts a predict request that was parsed and whose model was found. The model's checks or the queue may still refuse it.
 pub fn inference_requested(series: &ModelSeries) {
@@ -496,6 +488,172 @@ pub fn log_lines_lost(cache: &Cache, file: &str, count: u64) {
 
 #[cfg(test)]
 mod iterative_tests;
+
+/// Charges a successful request to its tenant. Call it where the request counts as done or as a hit of the response cache.
+pub fn tenant_served(series: &ModelSeries, tenant: TenantId, timeline: &Timeline) {
+    let timeline = *timeline;
+    charge(series, tenant, move |usage| {
+        executed(usage, &timeline);
+        usage.succeeded();
+    });
+}
+
+/// Charges one execution of a request that will be executed again.
+pub fn tenant_rescheduled(series: &ModelSeries, tenant: TenantId, timeline: &Timeline) {
+    let timeline = *timeline;
+    charge(series, tenant, move |usage| executed(usage, &timeline));
+}
+
+fn executed(usage: &Usage, timeline: &Timeline) {
+    let (input, infer, output) = timeline.compute.durations_ns();
+    usage.executed(timeline.queue_ns(), input.saturating_add(infer).saturating_add(output));
+}
+
+/// Counts a failed request of a tenant, if the model counts it as failed.
+pub fn tenant_failed(series: &ModelSeries, tenant: TenantId, reason: Reason) {
+    charge(series, tenant, move |usage| {
+        if Failure::of(reason).is_some() {
+            usage.failed();
+        }
+    });
+}
+
+/// Changes what a tenant has used of a model; does nothing if tenants are not distinguished.
+#[inline]
+fn charge(series: &ModelSeries, tenant: TenantId, change: impl FnOnce(&Usage) + Send + 'static) {
+    if series.cells.tenants.is_off() {
+        return;
+    }
+    series.record(move |series| {
+        if let Some(usage) = series.cells.tenants.of(tenant) {
+            change(usage);
+        }
+    });
+}
+
+/// Counts a response with data: `bytes` bytes of tensors, at the second time, to the request that began at the first.
+///
+/// Call before the response is sent, and neither for errors nor for an empty response that only marks the end.
+pub fn stream_response(series: &ModelSeries, progress: &StreamProgress, times: (Instant, Instant), bytes: u64) {
+    let (started, now) = times;
+    let previous = progress.advance(now);
+    series.record(move |series| match previous {
+        None => series.cells.streams.first_response(now.ns_since(started), bytes),
+        Some(previous) => series.cells.streams.later_response(now.ns_since(previous), bytes),
+    });
+}
+
+/// Counts a request that has ended, also if it failed or was cancelled after it entered the queue.
+///
+/// Call once for each request, before its last response is sent.
+pub fn stream_ended(series: &ModelSeries, progress: &StreamProgress) {
+    let responses = progress.responses();
+    series.record(move |series| series.cells.streams.ended(responses));
+}
+
+/// Returns the name of the worker with this number for clients; `None` unless requests are counted by alias.
+pub fn worker_name(cache: &Cache, series: &ModelSeries, instance: u32) -> Option<String> {
+    let (name, version) = series.alias();
+    cache.naming().map(|naming| (naming.worker)(instance, name, version))
+}
+
+/// Sets the gauge `WorkerLoadTime` of a worker: an instance loaded its model in `ms`. The series is removed with the instance or
+/// the model.
+pub fn worker_loaded(cache: &Cache, series: &ModelSeries, instance: u32, ms: u64) {
+    if let Some(gauge) = load_time(cache, series, instance) {
+        cache.own(series, &gauge);
+        // A gauge accepts every value.
+        let _ = gauge.add_or_update(ms as f64);
+    }
+}
+
+/// Removes the gauge `WorkerLoadTime` of a worker: the instance has ended.
+pub fn worker_removed(cache: &Cache, series: &ModelSeries, instance: u32) {
+    if let Some(gauge) = load_time(cache, series, instance) {
+        // Not owned: the worker never loaded its model, and the look-up has created the series.
+        cache.own(series, &gauge);
+        cache.release(series.release(|owned| Arc::ptr_eq(&owned.cell, &gauge.cell)));
+    }
+}
+
+/// Removes the gauge of the states that the process of an instance has kept: the process has ended.
+pub fn states_lost(cache: &Cache, series: &ModelSeries, instance: &str) {
+    cache.release(series.release(|owned: &Series| {
+        owned.spec().name == STATE_BYTES
+            && owned.spec().labelled(owned.labels()).any(|label| label == ("instance", instance))
+    }));
+}
+
+fn load_time(cache: &Cache, series: &ModelSeries, instance: u32) -> Option<Arc<Series>> {
+    let worker = worker_name(cache, series, instance).unwrap_or_else(|| {
+        let (name, version) = series.alias();
+        format!("W-{instance}-{name}_{version}")
+    });
+    cache.gauge(Builtin::WorkerLoadTime.name(), &[worker.as_str(), "Host", cache.hostname()]).ok()
+}
+
+/// Creates the counters of a store at 0, so that a rate includes the first event.
+pub fn store_opened(cache: &Cache, repository: &str) {
+    for result in RELOAD_RESULTS {
+        cache.count(Builtin::RepositoryFetches, &[repository, result], 0.0);
+    }
+    cache.count(Builtin::RepositoryBytes, &[repository], 0.0);
+    cache.count(Builtin::RepositorySeconds, &[repository], 0.0);
+}
+
+/// Counts an object of `bytes` bytes that was fetched in `seconds` seconds.
+pub fn object_fetched(cache: &Cache, repository: &str, bytes: u64, seconds: f64) {
+    cache.count(Builtin::RepositoryFetches, &[repository, result(true)], 1.0);
+    cache.count(Builtin::RepositoryBytes, &[repository], bytes as f64);
+    cache.count(Builtin::RepositorySeconds, &[repository], seconds);
+}
+
+/// Counts an object that could not be fetched.
+pub fn object_fetch_failed(cache: &Cache, repository: &str) {
+    cache.count(Builtin::RepositoryFetches, &[repository, result(false)], 1.0);
+}
+
+/// Records whether the store answered a request for its contents.
+pub fn store_polled(cache: &Cache, repository: &str, answered: bool) {
+    cache.set_gauge(Builtin::RepositoryReachable, &[repository], f64::from(u8::from(answered)));
+}
+
+/// Creates the series of a listener at 0, so that a rate includes the first event.
+pub fn listener_opened(cache: &Cache, listener: Listener) {
+    cache.count(Builtin::Connections, &[listener.as_str()], 0.0);
+    for reason in Refused::ALL {
+        cache.count(Builtin::ConnectionsRefused, &[listener.as_str(), reason.as_str()], 0.0);
+    }
+    connections_open(cache, listener, 0);
+}
+
+/// Counts an accepted connection.
+pub fn connection_accepted(cache: &Cache, listener: Listener) {
+    cache.count(Builtin::Connections, &[listener.as_str()], 1.0);
+}
+
+/// Sets the number of open connections.
+pub fn connections_open(cache: &Cache, listener: Listener, open: usize) {
+    cache.set_gauge(Builtin::ConnectionsOpen, &[listener.as_str()], open as f64);
+}
+
+/// Counts a connection that the server closed, with the reason.
+pub fn connection_refused(cache: &Cache, listener: Listener, reason: Refused) {
+    cache.count(Builtin::ConnectionsRefused, &[listener.as_str(), reason.as_str()], 1.0);
+}
+
+/// Creates the series of these files at 0.
+pub fn credentials_watched(cache: &Cache, file: Credentials) {
+    for result in RELOAD_RESULTS {
+        cache.count(Builtin::CredentialReloads, &[file.as_str(), result], 0.0);
+    }
+}
+
+/// Counts a reload of these files, successful or not.
+pub fn credentials_reloaded(cache: &Cache, file: Credentials, succeeded: bool) {
+    cache.count(Builtin::CredentialReloads, &[file.as_str(), result(succeeded)], 1.0);
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod reload_tests;

@@ -10,6 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
+use pharos_base::error::Reason;
+use pharos_base::id::ModelVersion;
+use pharos_base::timeline::SendReason;
 
 use super::atomic::{Count, Level};
 use super::counts::ModelCounts;
@@ -26,9 +29,6 @@ use super::succession::{Current, Succession};
 use super::summary::CoarseClock;
 use super::tenants::{ByTenant, Tenants};
 use super::transaction::{Transaction, Transactions};
-use pharos_base::error::Reason;
-use pharos_base::id::ModelVersion;
-use pharos_base::timeline::SendReason;
 
 /// The costs of the executions of one batch size, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]

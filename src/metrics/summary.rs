@@ -7,9 +7,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use pharos_base::timeline::Instant;
+
 use super::atomic::add;
 use super::reading;
-use pharos_base::timeline::Instant;
 
 /// The number of observations that quantiles are computed from at most.
 pub const SLOTS: usize = 1024;

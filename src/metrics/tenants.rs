@@ -7,10 +7,11 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use pharos_base::id::TenantId;
+
 use super::atomic::Count;
 use super::catalog::{NONE, OTHER, TenantRule};
 use super::source::TenantValue;
-use pharos_base::id::TenantId;
 
 /// The tenant of these requests. Requests without a tenant have the default.
 const OTHER_ID: TenantId = TenantId(1);

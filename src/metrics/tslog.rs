@@ -172,8 +172,9 @@ impl Text {
     /// Creates the text of a series of the server itself. The definition's dimensions come first, then the other
     /// `labels`: a model's namespace and `metric_tags`.
     pub fn of_server(spec: &MetricSpec, labels: &[(&str, &str)], hostname: &str) -> Self {
-        let value = |name: &str| labels.iter().find(|(label, _)| *label == name).map_or("", |(_, value)| *value);
-        let defined = spec.dimensions.iter().map(|name| (name.as_str(), value(name)));
+        let defined = spec.dimensions.iter().map(|name| {
+            (name.as_str(), labels.iter().find(|(label, _)| label == name).map_or("", |(_, value)| *value))
+        });
         let others = labels.iter().filter(|(label, _)| !spec.dimensions.iter().any(|name| name == label));
         Self::new(spec, defined.chain(others.copied()), hostname)
     }

@@ -153,8 +153,9 @@ impl ModelConfig {
         if !(required..=limit).contains(&inputs.len()) {
             return Err(self.wrong_count(inputs, required));
         }
-        let known = |(position, input): &(usize, &InferInput)| self.spec(*position, &input.name).is_some();
-        if let Some((_, input)) = inputs.iter().enumerate().find(|entry| !known(entry)) {
+        let mut unknown =
+            inputs.iter().enumerate().filter(|(position, input)| self.spec(*position, &input.name).is_none());
+        if let Some((_, input)) = unknown.next() {
             let allowed = self.inputs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>().join(", ");
             let name = &input.name;
             let model = &self.name;

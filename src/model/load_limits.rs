@@ -49,8 +49,11 @@ impl LoadLimits {
         gpus: usize,
     ) -> Result<(), String> {
         let [of_instances, of_warmup, of_queue, of_threads] = Self::FLAGS;
-        let versions_of = |draft: &Draft| draft.version_policy().map_or(1, |policy| versions(&policy).max(1) as u64);
-        let total = |draft: &Draft| draft.instances(gpus).saturating_mul(versions_of(draft));
+        let total = |draft: &Draft| {
+            draft
+                .instances(gpus)
+                .saturating_mul(draft.version_policy().map_or(1, |policy| versions(&policy).max(1) as u64))
+        };
         let bounds = |limit: u64, own: u64| if limit == 0 { u64::MAX } else { limit.max(own) };
 
         let instances = total(sent);
@@ -124,8 +127,9 @@ impl Draft {
                     .map(|input| {
                         let of_type =
                             proto::datatype(input.data_type).and_then(|datatype| byte_size(datatype, &input.dims));
-                        let elements = || element_count(&input.dims).unwrap_or(u64::MAX);
-                        of_type.unwrap_or_else(|| elements().saturating_mul(BYTES_ELEMENT))
+                        of_type.unwrap_or_else(|| {
+                            element_count(&input.dims).unwrap_or(u64::MAX).saturating_mul(BYTES_ELEMENT)
+                        })
                     })
                     .fold(0, u64::saturating_add);
                 item.saturating_mul(u64::from(warmup.batch_size.max(1)))

@@ -42,9 +42,10 @@ const BACKENDS: [KnownBackend; 8] = [
 /// Returns the name under which a backend looks for a model file of this name: the name itself, or the backend's default name
 /// with the same ending; `None` for any other kind of file.
 pub fn default_model_file(name: &str) -> Option<String> {
-    let is_usual =
-        |row: &&KnownBackend| row.files.contains(&name) || (row.endings.contains(&ARCHIVE) && name.ends_with(ARCHIVE));
-    if BACKENDS.iter().any(|row| is_usual(&row)) {
+    if BACKENDS
+        .iter()
+        .any(|row| row.files.contains(&name) || (row.endings.contains(&ARCHIVE) && name.ends_with(ARCHIVE)))
+    {
         return Some(name.to_owned());
     }
     let (_, ending) = name.rsplit_once('.')?;
@@ -149,20 +150,18 @@ pub(super) fn is_own(backend: &str) -> bool {
 fn missing_backend(config: &proto::ModelConfig, completion: &Completion<'_>) -> Result<String, ConfigError> {
     if !config.platform.is_empty() {
         let row = BACKENDS.iter().find(|row| row.platform == config.platform);
-        let unexpected = || {
+        return row.map(|row| row.backend.to_owned()).ok_or_else(|| {
             let platform = &config.platform;
-            let advice = unsupported_backends::advice_clause(&config.platform);
-            format!("unexpected platform type '{platform}' for {}{advice}", config.name)
-        };
-        return row.map(|row| row.backend.to_owned()).ok_or_else(|| ConfigError::new(unexpected()));
+            let advice = unsupported_backends::advice_clause(platform);
+            ConfigError::new(format!("unexpected platform type '{platform}' for {}{advice}", config.name))
+        });
     }
     let named = config.default_model_filename.as_str();
     let row =
         BACKENDS.iter().find(|row| row.files.iter().any(|file| named == *file || is_there(file, completion.files)));
-    let by_archive = || BACKENDS.iter().find(|row| row.endings.contains(&ARCHIVE) && has_archive(completion));
     let by_file = row
         .or_else(|| BACKENDS.iter().find(|row| row.endings.iter().any(|ending| named.ends_with(ending))))
-        .or_else(by_archive)
+        .or_else(|| BACKENDS.iter().find(|row| row.endings.contains(&ARCHIVE) && has_archive(completion)))
         .map(|row| row.backend);
     by_file.or_else(|| backend_of_name(completion.directory)).map(str::to_owned).ok_or_else(|| {
         let mut files: Vec<&str> = Vec::new();

@@ -67,8 +67,13 @@ impl StateSpec {
     /// # Errors
     /// The file cannot be read, or does not contain as many elements as the dimensions require.
     pub fn first_value(&self, read: impl FnOnce(&str) -> Result<Vec<u8>, String>) -> Result<StateValue, String> {
-        let begins = |dims: &[i64]| dims.iter().map(|&dim| dim.max(1)).collect::<Vec<i64>>();
-        let shape = begins(self.initial.as_ref().map_or(&self.dims, |initial| &initial.dims));
+        let shape = self
+            .initial
+            .as_ref()
+            .map_or(&self.dims, |initial| &initial.dims)
+            .iter()
+            .map(|&dim| dim.max(1))
+            .collect::<Vec<i64>>();
         let len = first_bytes(self.datatype, &shape).ok_or_else(|| too_large(&self.input_name))?;
         let Some(file) = self.initial.as_ref().and_then(|initial| initial.file.as_deref()) else {
             return Ok(StateValue { shape, data: vec![0; len] });

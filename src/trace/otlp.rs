@@ -187,13 +187,12 @@ mod tests {
         let caller = Traceparent::parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01").unwrap();
         let own = SpanId::new(7).unwrap();
         let context = Context { trace: caller.trace, span: own, parent: Some(caller.span), state: "a=b".to_owned() };
-        let stamps = |all: &[(Activity, u64)]| all.iter().map(|(activity, at)| (*activity, Instant(*at))).collect();
         let part = |id, parent, model: &str, all: &[(Activity, u64)]| Part {
             id,
             parent,
             model: Some(ModelVersion::new(model, 1)),
             request_id: "r".to_owned(),
-            stamps: stamps(all),
+            stamps: all.iter().map(|(activity, at)| (*activity, Instant(*at))).collect(),
             ..Part::default()
         };
         let mut root = [(HttpRecvStart, 1), (RequestStart, 2), (QueueStart, 3), (RequestEnd, 20)].to_vec();

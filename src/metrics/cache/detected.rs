@@ -74,8 +74,7 @@ impl Cache {
             return Ok(());
         }
         // Models append labels such as `ModelName` after their own, and lines show labels in this order.
-        let is_own = |label: &String| spec.described || !WorkerLabel::is_appended(label);
-        let at = spec.dimensions.iter().take_while(|label| is_own(label)).count();
+        let at = spec.dimensions.iter().take_while(|label| spec.described || !WorkerLabel::is_appended(label)).count();
         spec.dimensions.splice(at..at, new);
         if spec.dimensions.len() > MAX_LABELS {
             let name = &spec.name;
@@ -144,8 +143,11 @@ fn check_names(name: &str, kind: Kind, labels: &[String]) -> Result<(), SampleEr
         Kind::Summary => "quantile",
         _ => "",
     };
-    let twice = |at: usize, label: &String| labels.iter().skip(at + 1).any(|other| other == label);
-    match labels.iter().enumerate().find(|(at, label)| *label == reserved || twice(*at, label)) {
+    match labels
+        .iter()
+        .enumerate()
+        .find(|(at, label)| *label == reserved || (labels.iter().skip(*at + 1).any(|other| other == *label)))
+    {
         None => Ok(()),
         Some((_, label)) => Err(SampleError::BadValue(format!(
             "the label `{label}` of metric `{name}` is given twice, or reserved for its type"
@@ -156,12 +158,13 @@ fn check_names(name: &str, kind: Kind, labels: &[String]) -> Result<(), SampleEr
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use pharos_base::id::ModelVersion;
+
     use super::*;
     use crate::cache::Settings;
     use crate::catalog::Catalog;
     use crate::channel::Definition;
     use crate::exposition;
-    use pharos_base::id::ModelVersion;
 
     fn cache() -> Cache {
         let text = "model_metrics:\n  counter:\n    - {name: Orders, unit: Count, dimensions: [shop]}\n    \

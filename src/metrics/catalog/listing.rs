@@ -46,8 +46,9 @@ pub fn summary_of_file(catalog: &Catalog) -> String {
 fn types(catalog: &Catalog) -> String {
     let kinds = [(Kind::Counter, "counters"), (Kind::Gauge, "gauges"), (Kind::Histogram, "histograms")];
     let kinds = kinds.into_iter().chain([(Kind::Summary, "summaries")]);
-    let count = |kind: Kind| catalog.iter().filter(|(_, spec)| spec.kind == kind).count();
-    let counts: Vec<String> = kinds.map(|(kind, name)| format!("{} {name}", count(kind))).collect();
+    let counts: Vec<String> = kinds
+        .map(|(kind, name)| format!("{} {name}", catalog.iter().filter(|(_, spec)| spec.kind == kind).count()))
+        .collect();
     format!("{} metrics ({}), {} switched off", catalog.len(), counts.join(", "), catalog.disabled().len())
 }
 

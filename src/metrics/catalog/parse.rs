@@ -65,10 +65,9 @@ impl Parsed {
 
     /// Fills in missing help texts: with the texts of the shipped file, or with the name and the unit.
     fn fill_help(&mut self) {
-        let known = |spec: &MetricSpec| spec.builtin.is_some() || RECORDED_BY_WORKER.contains(&&*spec.name);
         let mut shipped = None;
         for spec in self.all().filter(|spec| spec.help.is_empty()) {
-            if known(spec) {
+            if spec.builtin.is_some() || RECORDED_BY_WORKER.contains(&&*spec.name) {
                 let shipped = shipped.get_or_insert_with(|| read(SHIPPED, "").ok());
                 let same = |other: &&mut MetricSpec| other.name == spec.name && other.kind == spec.kind;
                 let same = shipped.as_mut().and_then(|shipped| shipped.all().find(same));

@@ -1,10 +1,10 @@
 //! The service level objectives (SLOs) of a `metrics.yaml`: the share of the requests to some models that must be good.
 
+use pharos_base::id::ModelName;
 use serde::de::{self, MapAccess, SeqAccess};
 
 use super::names::shortened;
 use super::node::{Key, Node, Seed};
-use pharos_base::id::ModelName;
 
 /// The most objectives of one file. Each request is counted once for every objective of its model.
 const MAX_SLOS: usize = 100;

@@ -1,10 +1,10 @@
 //! The rule by which a `metrics.yaml` assigns requests to tenants.
 
+use pharos_base::id::TenantId;
 use serde::de::{self, MapAccess, SeqAccess};
 
 use super::names::shortened;
 use super::node::{Key, Node, Seed};
-use pharos_base::id::TenantId;
 
 /// The number of tenants with separate series, if the file does not set it, and the largest allowed one.
 const DEFAULT_LIMIT: usize = 100;

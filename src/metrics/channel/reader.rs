@@ -2,13 +2,14 @@
 
 use std::sync::atomic::Ordering;
 
+use pharos_base::shm::SharedMemory;
+use pharos_base::timeline::Instant;
+
 use super::{
     DROPPED, Definition, Described, HEAD, KIND_METRIC, KIND_SAMPLE, KIND_SERIES, KINDS, MAX_RECORD_WORDS, MAX_SERIES,
     Ring, Sample, TAIL,
 };
 use crate::catalog::Kind;
-use pharos_base::shm::SharedMemory;
-use pharos_base::timeline::Instant;
 
 /// A ring whose content violates the layout, and how. The reader reads nothing more from it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -133,7 +134,9 @@ impl Reader {
     }
 
     fn parse(&mut self, first: u64) -> Result<Event<'_>, Corrupt> {
-        let (kind, padding, number) = (first as u8, usize::from((first >> 8) as u8), (first >> 32) as u32);
+        let kind = first as u8;
+        let padding = usize::from((first >> 8) as u8);
+        let number = (first >> 32) as u32;
         match (kind, self.record.as_slice()) {
             (KIND_SAMPLE, &[value, clock, ref text @ ..]) => {
                 if number as usize >= self.series {

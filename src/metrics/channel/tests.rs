@@ -2,10 +2,11 @@
 
 use std::sync::atomic::AtomicBool;
 
-use super::*;
-use crate::catalog::Kind;
 use pharos_base::timeline::Instant;
 use proptest::prelude::*;
+
+use super::*;
+use crate::catalog::Kind;
 
 /// A series of the metric with this number for a name.
 fn series(number: u32, values: &[String]) -> Definition {

@@ -5,13 +5,14 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
+use pharos_base::shm::SharedMemory;
+use pharos_base::timeline::Instant;
+
 use super::{
     DROPPED, Definition, Described, HEAD, KIND_METRIC, KIND_SAMPLE, KIND_SERIES, KINDS, MAX_RECORD_WORDS, MAX_SERIES,
     Ring, TAIL,
 };
 use crate::catalog::Kind;
-use pharos_base::shm::SharedMemory;
-use pharos_base::timeline::Instant;
 
 /// Why a record was not written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

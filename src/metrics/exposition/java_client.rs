@@ -107,6 +107,9 @@ fn number(value: f64) -> String {
 mod tests {
     use std::sync::Arc;
 
+    use pharos_base::id::ModelVersion;
+    use pharos_base::timeline::{Instant, Timeline};
+
     use super::*;
     use crate::alias::Naming;
     use crate::cache::Settings;
@@ -114,8 +117,6 @@ mod tests {
     use crate::counter_lines::Counters;
     use crate::labels::{Outcome, Protocol, Route};
     use crate::record;
-    use pharos_base::id::ModelVersion;
-    use pharos_base::timeline::{Instant, Timeline};
 
     const YAML: &str = "mode: prometheus\ndimensions:\n  - &Z Z\nts_metrics:\n  counter:\n    - {name: Requests2XX, unit: Count, dimensions: [Level, \
         Hostname]}\n    - {name: ts_inference_requests_total, unit: Count, dimensions: [model_name, model_version, hostname]}\n\

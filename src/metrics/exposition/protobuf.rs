@@ -148,12 +148,13 @@ fn exemplar(exemplar: &Exemplar) -> proto::Exemplar {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use pharos_base::id::{ModelVersion, TraceId};
+    use pharos_base::timeline::{ComputeStamps, Instant, Timeline};
+
     use super::*;
     use crate::cache::Settings;
     use crate::catalog::Catalog;
     use crate::record;
-    use pharos_base::id::{ModelVersion, TraceId};
-    use pharos_base::timeline::{ComputeStamps, Instant, Timeline};
 
     const YAML: &str = "
 ts_metrics:
@@ -298,15 +299,18 @@ model_metrics:
     /// While a request is recorded, one kind of bucket may count it before the other does.
     #[test]
     fn counts_that_differ_are_made_consistent() {
-        let native =
-            |count| Native { schema: 0, zero_threshold: 1.0, zero_count: count, positive: vec![], negative: vec![] };
-        let of = |count| Histogram {
-            buckets: vec![(1.0, 3), (f64::INFINITY, 0)],
-            native: Some(native(count)),
-            ..Histogram::default()
-        };
         for (count, expected) in [(2, [2, 2]), (3, [3, 3]), (4, [3, 4])] {
-            let message = histogram(&of(count));
+            let message = histogram(&Histogram {
+                buckets: vec![(1.0, 3), (f64::INFINITY, 0)],
+                native: Some(Native {
+                    schema: 0,
+                    zero_threshold: 1.0,
+                    zero_count: count,
+                    positive: vec![],
+                    negative: vec![],
+                }),
+                ..Histogram::default()
+            });
             assert_eq!(message.sample_count, count);
             assert_eq!(message.bucket.iter().map(|bucket| bucket.cumulative_count).collect::<Vec<_>>(), expected);
         }

@@ -1,13 +1,14 @@
 //! Golden texts of scrapes.
 
+use pharos_base::error::Reason;
+use pharos_base::id::ModelVersion;
+use pharos_base::timeline::{ComputeStamps, Instant, Timeline};
+
 use super::*;
 use crate::cache::Settings;
 use crate::catalog::Catalog;
 use crate::labels::{InstanceState, Outcome, Protocol, Route};
 use crate::record;
-use pharos_base::error::Reason;
-use pharos_base::id::ModelVersion;
-use pharos_base::timeline::{ComputeStamps, Instant, Timeline};
 
 fn timeline() -> Timeline {
     Timeline {

@@ -2,6 +2,10 @@
 
 use std::sync::atomic::AtomicUsize;
 
+use pharos_base::error::Reason;
+use pharos_base::id::ModelVersion;
+use pharos_base::timeline::{Instant, Timeline};
+
 use super::*;
 use crate::cache::{Cache, Settings};
 use crate::catalog::Catalog;
@@ -10,9 +14,6 @@ use crate::labels::{Outcome, Protocol, Route};
 use crate::record;
 use crate::series::ModelSeries;
 use crate::tslog::{Layout, Stamp};
-use pharos_base::error::Reason;
-use pharos_base::id::ModelVersion;
-use pharos_base::timeline::{Instant, Timeline};
 
 const CUSTOM: &str = "mode: both
 model_metrics:

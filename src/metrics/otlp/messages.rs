@@ -1,11 +1,6 @@
 //! Messages of limited size: gRPC servers accept up to 4 MiB.
 
 use bytes::Bytes;
-use prost::Message;
-
-use super::points::Point;
-use super::state::State;
-use crate::catalog::MetricSpec;
 use pharos_base::otlp::proto::collector::metrics::v1::ExportMetricsServiceRequest;
 use pharos_base::otlp::proto::common::v1::InstrumentationScope;
 use pharos_base::otlp::proto::metrics::v1::metric::Data;
@@ -13,6 +8,11 @@ use pharos_base::otlp::proto::metrics::v1::{
     AggregationTemporality, ExponentialHistogram, Gauge, Histogram, Metric, ResourceMetrics, ScopeMetrics, Sum, Summary,
 };
 use pharos_base::otlp::proto::resource::v1::Resource;
+use prost::Message;
+
+use super::points::Point;
+use super::state::State;
+use crate::catalog::MetricSpec;
 
 /// The size in bytes above which a message is finished.
 const MESSAGE_BYTES: usize = 1 << 20;

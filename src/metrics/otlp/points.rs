@@ -1,9 +1,5 @@
 //! The data points of OTLP.
 
-use prost::Message;
-
-use crate::catalog::{Kind, MetricSpec, NativeSpec};
-use crate::reading::{self, Number, Reading};
 use pharos_base::otlp::proto::common::v1::KeyValue;
 use pharos_base::otlp::proto::metrics::v1::exponential_histogram_data_point::Buckets;
 use pharos_base::otlp::proto::metrics::v1::summary_data_point::ValueAtQuantile;
@@ -12,6 +8,10 @@ use pharos_base::otlp::proto::metrics::v1::{
     number_data_point,
 };
 use pharos_base::otlp::text;
+use prost::Message;
+
+use crate::catalog::{Kind, MetricSpec, NativeSpec};
+use crate::reading::{self, Number, Reading};
 
 /// The lowest scale of OpenTelemetry: a bucket spans 1024 powers of two.
 const LOWEST_SCALE: i32 = -10;

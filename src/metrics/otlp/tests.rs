@@ -1,11 +1,5 @@
 //! Decodes exports and compares them with the store: types, deltas, restarts, sizes.
 
-use prost::Message;
-
-use super::*;
-use crate::cache::Settings;
-use crate::catalog::{Catalog, Overrides, Setting};
-use crate::record;
 use pharos_base::id::{ModelVersion, TraceId};
 use pharos_base::otlp::proto::collector::metrics::v1::ExportMetricsServiceRequest;
 use pharos_base::otlp::proto::common::v1::{KeyValue, any_value};
@@ -15,6 +9,12 @@ use pharos_base::otlp::proto::metrics::v1::{
     ExponentialHistogramDataPoint, HistogramDataPoint, Metric, NumberDataPoint,
 };
 use pharos_base::timeline::{ComputeStamps, Instant, Timeline};
+use prost::Message;
+
+use super::*;
+use crate::cache::Settings;
+use crate::catalog::{Catalog, Overrides, Setting};
+use crate::record;
 
 const TIMELINE: Timeline = Timeline {
     received: Instant(0),

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use pharos_base::id::ModelVersion;
+use pharos_base::timeline::Instant;
+
 use super::tests::{TIMELINE, metric};
 use super::*;
 use crate::cache::Settings;
 use crate::catalog::{Catalog, Overrides, Setting};
-use pharos_base::id::ModelVersion;
-use pharos_base::timeline::Instant;
 
 /// A request of an iterative sequence with three executions: the distributions have what the counters have.
 #[test]

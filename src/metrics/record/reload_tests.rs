@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
+use pharos_base::id::ModelVersion;
+use pharos_base::timeline::Instant;
+
 use super::*;
 use crate::cache::Settings;
 use crate::catalog::{Catalog, Overrides, SHIPPED, Setting};
 use crate::counter_lines::Counters;
 use crate::exposition::{Format, render};
 use crate::statistics;
-use pharos_base::id::ModelVersion;
-use pharos_base::timeline::Instant;
 
 /// Stages of 100 to 1,000 µs.
 const TIMELINE: Timeline = Timeline {

@@ -4,6 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use pharos_base::id::{ModelVersion, TenantId};
+use pharos_base::otlp::proto::collector::metrics::v1::ExportMetricsServiceRequest;
+use pharos_base::otlp::proto::metrics::v1::metric::Data;
+use pharos_base::otlp::proto::metrics::v1::number_data_point::Value;
 use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model as proto;
 
 use super::tests::TIMELINE;
@@ -14,10 +18,6 @@ use crate::counter_lines::Counters;
 use crate::exposition::{Encoding, Format, Names, encode, java_client, render};
 use crate::otlp::{Aggregation, Encoder, Temporality};
 use crate::statistics;
-use pharos_base::id::{ModelVersion, TenantId};
-use pharos_base::otlp::proto::collector::metrics::v1::ExportMetricsServiceRequest;
-use pharos_base::otlp::proto::metrics::v1::metric::Data;
-use pharos_base::otlp::proto::metrics::v1::number_data_point::Value;
 
 /// The sums over all series of each metric; of histograms and summaries under `_count` and `_sum`.
 type Sums = BTreeMap<String, f64>;

@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
+use pharos_base::error::InferError;
+use pharos_base::id::ModelVersion;
+use pharos_base::timeline::Instant;
+
 use super::*;
 use crate::cache::Settings;
 use crate::catalog::{Catalog, Overrides, Setting};
 use crate::exposition::{Format, render};
 use crate::statistics::{self, InferBatchStatistics, ModelStatistics, StatisticDuration};
-use pharos_base::error::InferError;
-use pharos_base::id::ModelVersion;
-use pharos_base::timeline::Instant;
 
 /// Request 2,000 µs, queue 500 µs, compute 10, 1,000 and 20 µs.
 pub(super) const TIMELINE: Timeline = Timeline {

@@ -73,7 +73,8 @@ fn several_values_in_one_line() {
 #[test]
 fn a_bad_value_does_not_affect_others_in_its_line() {
     let faults = |line: &str| -> Vec<Option<&str>> { all(line.as_bytes()).into_iter().map(Result::err).collect() };
-    let (number, finite) = (Some("the value is not a number"), Some("the value is not a finite number"));
+    let number = Some("the value is not a number");
+    let finite = Some("the value is not a finite number");
     for kind in ["c", "g", "ms", "h", "d", "m"] {
         assert_eq!(faults(&format!("n:1:x:3::inf|{kind}|#a:b")), [None, number, None, number, finite], "{kind}");
         assert_eq!(faults(&format!("n:x:2|{kind}")), [number, None], "{kind}");

@@ -97,7 +97,6 @@ impl SequenceBatcher {
         if alone {
             return self.open(CorrelationId::default());
         }
-        let full = |limit: usize, count: usize| limit != 0 && count >= limit;
         if let Some(number) = self.table.find(&wanted.id) {
             let known = self.table.get(number);
             match known.map(|sequence| sequence.assignment) {
@@ -105,7 +104,7 @@ impl SequenceBatcher {
                 Some(Assignment::Lost) | None => self.table.remove(number),
                 Some(_) => {
                     let waiting = known.map_or(0, Sequence::waiting);
-                    let too_many = full(self.sequences.max_queue, waiting);
+                    let too_many = self.sequences.max_queue != 0 && waiting >= self.sequences.max_queue;
                     return if too_many { Err(RejectReason::QueueFull) } else { Ok(number) };
                 }
             }
@@ -412,9 +411,12 @@ impl Scheduler for SequenceBatcher {
     }
 
     fn reject_queued_before(&mut self, queued: Instant, reason: RejectReason, now: Instant) {
-        let late = |sequence: &Sequence| sequence.oldest().is_some_and(|oldest| oldest < queued);
-        let mut all: Vec<Number> =
-            self.table.all().filter(|(_, sequence)| late(sequence)).map(|(number, _)| number).collect();
+        let mut all: Vec<Number> = self
+            .table
+            .all()
+            .filter(|(_, sequence)| sequence.oldest().is_some_and(|oldest| oldest < queued))
+            .map(|(number, _)| number)
+            .collect();
         all.sort_unstable_by(|one, other| other.cmp(one));
         for number in all {
             self.give_back(number, None, reason);
@@ -481,9 +483,12 @@ impl Scheduler for SequenceBatcher {
 
     fn sequences(&self) -> Option<SequenceCounts> {
         let (slots_used, slots) = self.table.slots();
-        let active = |assignment: Assignment| matches!(assignment, Assignment::Slot(..) | Assignment::Leaving(_));
         Some(SequenceCounts {
-            active: self.table.all().filter(|(_, sequence)| active(sequence.assignment)).count(),
+            active: self
+                .table
+                .all()
+                .filter(|(_, sequence)| matches!(sequence.assignment, Assignment::Slot(..) | Assignment::Leaving(_)))
+                .count(),
             backlogged: self.table.backlogged(),
             slots_used,
             slots,
