@@ -6,9 +6,10 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use pharos::metrics::builtin::Builtin;
 use pharos::metrics::cache::{Cache, Series};
 use pharos::metrics::channel;
@@ -144,7 +145,7 @@ impl Ring {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

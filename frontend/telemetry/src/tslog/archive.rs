@@ -5,11 +5,12 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use parking_lot::Mutex;
 
 const PLAIN: &str = ".log";
 const COMPRESSED: &str = ".log.gz";
@@ -64,7 +65,7 @@ impl Archive {
     fn start(&mut self) {
         let (directory, name, keep, one) = (self.directory.clone(), self.name.clone(), self.keep, self.one.clone());
         let work = move || {
-            let _one = one.lock().unwrap_or_else(PoisonError::into_inner);
+            let _one = one.lock();
             if let Err(error) = compress_all(&directory, &name, keep) {
                 tracing::error!(
                     "cannot compress the archived metric logs of '{name}' in '{}': {error}",
