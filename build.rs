@@ -1,22 +1,15 @@
-//! Compiles the schemas with a protobuf compiler written in Rust, so that no `protoc` is needed: the model configuration's,
-//! Rust types for `src/model/proto.rs` and the descriptors that the text format and JSON are read and written with, those of
-//! the OpenTelemetry protocol, types for `src/otlp.rs`, and load reports, types for `src/load_report/message.rs`.
+//! Compiles the schemas with a protobuf compiler written in Rust, so that no `protoc` is needed: of the model configuration, Rust types
+//! for `src/model/proto.rs` and the descriptors that the text format and JSON are read and written with; of load reports, types for
+//! `src/load_report/message.rs`.
 
 use std::error::Error;
 use std::path::PathBuf;
 
 use prost::Message;
 
-/// The published schemas of OTLP 1.10.0 (github.com/open-telemetry/opentelemetry-proto, Apache-2.0), unchanged.
-const OTLP: [&str; 2] = [
-    "proto/opentelemetry/proto/collector/metrics/v1/metrics_service.proto",
-    "proto/opentelemetry/proto/collector/trace/v1/trace_service.proto",
-];
-
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=proto/model_config.proto");
-    println!("cargo:rerun-if-changed=proto/opentelemetry");
     println!("cargo:rerun-if-changed=proto/xds/data/orca/v3/orca_load_report.proto");
     let mut descriptors = protox::compile(["proto/model_config.proto"], ["proto"])?;
     for file in &mut descriptors.file {
@@ -27,12 +20,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     std::fs::write(out.join("model_config.bin"), descriptors.encode_to_vec())?;
     // Sorted maps: the same configuration always has the same bytes and the same JSON.
     prost_build::Config::new().btree_map(["."]).compile_fds(descriptors)?;
-    let mut descriptors = protox::compile(OTLP, ["proto"])?;
-    for file in &mut descriptors.file {
-        // Their comments contain indented text, which rustdoc would compile as tests.
-        file.source_code_info = None;
-    }
-    prost_build::Config::new().include_file("otlp.rs").compile_fds(descriptors)?;
     let load_report = protox::compile(["xds/data/orca/v3/orca_load_report.proto"], ["proto"])?;
     // Sorted maps: the same report always has the same bytes.
     prost_build::Config::new().btree_map(["."]).compile_fds(load_report)?;

@@ -65,7 +65,7 @@ impl Restrictions {
     ///
     /// # Errors
     /// The group has another form, a part does not exist, or a part is already restricted; with Triton's texts where it has one.
-    pub fn add(&mut self, group: &str, (option, what): (&str, &str)) -> Result<(), String> {
+    pub fn add(&mut self, group: &str, option: &str, what: &str) -> Result<(), String> {
         let parts = group.split_once(':').and_then(|(apis, rule)| Some((apis, rule.split_once('=')?)));
         let Some((apis, (key, value))) = parts.filter(|(_, (key, _))| !key.is_empty()) else {
             return Err(format!("{option} expects <{what}>[,<{what}>...]:<key>=<value>, got '{group}'"));
@@ -118,14 +118,14 @@ fn equal(one: &[u8], other: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    const OPTION: (&str, &str) = ("--http-restricted-api", "api");
+    const OPTION: &str = "--http-restricted-api";
 
     #[test]
     fn restricts_the_parts_of_a_group_to_requests_with_its_value() {
         let mut restrictions = Restrictions::default();
         assert!(restrictions.is_empty());
-        assert_eq!(restrictions.add("health,model-repository:admin-key=a=b", OPTION), Ok(()));
-        assert_eq!(restrictions.add("inference:user=x", OPTION), Ok(()));
+        assert_eq!(restrictions.add("health,model-repository:admin-key=a=b", OPTION, "api"), Ok(()));
+        assert_eq!(restrictions.add("inference:user=x", OPTION, "api"), Ok(()));
         let check = |api, value: Option<&'static str>| {
             restrictions.check(api, |key| value.filter(|_| key == "admin-key").map(str::as_bytes))
         };
@@ -147,7 +147,7 @@ mod tests {
             ("x:k=v", "unknown restricted api 'x'; allowed: health, metadata"),
             ("health,health:k=v", "api 'health' can not be specified in multiple config groups"),
         ] {
-            let error = Restrictions::default().add(group, OPTION).err().unwrap_or_default();
+            let error = Restrictions::default().add(group, OPTION, "api").err().unwrap_or_default();
             assert!(error.starts_with(expected), "{group}: {error}");
         }
     }

@@ -78,7 +78,8 @@ impl Arena {
             return true;
         }
         let Some((&start, &length)) = self.free.range(..=at).next_back() else { return false };
-        let (before, end) = (at - start, start + length);
+        let before = at - start;
+        let end = start + length;
         if end < at + ALIGNMENT {
             return false;
         }
@@ -151,7 +152,8 @@ mod tests {
     #[test]
     fn returns_the_idle_tail_once() {
         let mut arena = Arena::new(1024);
-        let (low, high) = (arena.allocate(64), arena.allocate(512));
+        let low = arena.allocate(64);
+        let high = arena.allocate(512);
         assert_eq!(arena.idle_tail(0), None);
         arena.release(high.expect("fits"));
         assert_eq!(arena.idle_tail(128), Some((128, 448)));

@@ -10,12 +10,14 @@ pub fn shared_memory(data: &[u8]) {
     let number = |at: usize| {
         numbers.get(at..at + 8).map_or(0, |bytes| bytes.iter().fold(0, |n, byte| n << 8 | u64::from(*byte)))
     };
-    let (offset, byte_size, object) = (number(0), number(8), number(16));
+    let offset = number(0);
+    let byte_size = number(8);
+    let object = number(16);
     let key = String::from_utf8_lossy(key);
     if let Ok(name) = object_name("r", &key) {
         assert!(!name.is_empty() && !name.contains('/') && name != "." && name != "..", "{name}");
     }
-    if check_range("r", (offset, byte_size), object).is_ok() {
+    if check_range("r", offset, byte_size, object).is_ok() {
         assert!(byte_size > 0 && u128::from(offset) + u128::from(byte_size) <= u128::from(object));
     }
     let mut registry = Registry::new(2);

@@ -6,6 +6,7 @@ use crate::id::{TenantId, TraceId};
 use crate::region::Slice;
 use crate::request_trace::Traced;
 use crate::tensor::Tensor;
+pub use crate::timeline::is_late;
 use crate::timeline::{Instant, Timeline};
 
 /// The value of a request's or response's parameter.
@@ -93,11 +94,6 @@ pub struct InferRequest {
     pub deadline: Option<Instant>,
     /// The stamps so far.
     pub timeline: Timeline,
-}
-
-/// Returns whether the deadline of a request, if it has one, has passed.
-pub fn is_late(deadline: Option<Instant>, now: Instant) -> bool {
-    deadline.is_some_and(|deadline| now >= deadline)
 }
 
 impl InferRequest {

@@ -4,7 +4,7 @@
 //! `frontend/` and `worker/` perform them. ARCHITECTURE.md has the map.
 
 #[macro_use]
-mod named_enum;
+extern crate pharos_base;
 
 pub mod access;
 pub mod arena;
@@ -13,14 +13,10 @@ pub mod cache;
 pub mod classification;
 pub mod data;
 pub mod ensemble;
-pub mod error;
 pub mod fuzzing;
-pub mod id;
 pub mod infer;
 pub mod load_report;
-pub mod metrics;
 pub mod model;
-pub mod otlp;
 pub mod printable;
 pub mod region;
 pub mod repository;
@@ -28,11 +24,11 @@ pub mod request_trace;
 pub mod scheduler;
 pub mod service;
 pub mod shared_memory;
-#[allow(unsafe_code)]
-pub mod shm;
 pub mod supervisor;
 pub mod tensor;
-pub mod timeline;
 pub mod trace;
 pub mod wire;
 pub mod yielding;
+
+pub use pharos_base::{error, id, otlp, shm, timeline};
+pub use pharos_metrics as metrics;

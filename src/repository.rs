@@ -266,13 +266,15 @@ impl States {
     /// Returns whether every version of every model is ready or was unloaded: the readiness of the server. Models for which `optional`
     /// returns true do not count.
     pub fn all_ready(&self, optional: impl Fn(&str) -> bool) -> bool {
-        let good = |model: &ModelStatus, status: &VersionStatus| match status.state {
-            State::Ready => true,
-            State::Unavailable => model.unloaded || status.reason == UNLOADED,
-            State::Unknown | State::Loading | State::Unloading => false,
-        };
         let mut required = self.models.iter().filter(|(name, _)| !optional(name));
-        required.all(|(_, model)| model.failure.is_empty() && model.versions.values().all(|status| good(model, status)))
+        required.all(|(_, model)| {
+            model.failure.is_empty()
+                && model.versions.values().all(|status| match status.state {
+                    State::Ready => true,
+                    State::Unavailable => model.unloaded || status.reason == UNLOADED,
+                    State::Unknown | State::Loading | State::Unloading => false,
+                })
+        })
     }
 
     /// Returns the version that serves a request. `version` is the client's text; empty means the highest ready version.
@@ -419,7 +421,9 @@ mod tests {
         for (model, version, expected) in [("simple", "", 2), ("simple", "1", 1), ("simple", "01", 1)] {
             assert_eq!(states.lookup(model, version).unwrap(), expected);
         }
-        let (unknown, not_ready, invalid) = (Reason::UnknownModel, Reason::NotReady, Reason::Invalid);
+        let unknown = Reason::UnknownModel;
+        let not_ready = Reason::NotReady;
+        let invalid = Reason::Invalid;
         for (model, version, status, reason, expected) in [
             ("foo", "", 400, unknown, "Request for unknown model: 'foo' is not found"),
             ("foo", "1", 400, unknown, "Request for unknown model: 'foo' is not found"),
@@ -454,11 +458,14 @@ mod tests {
     #[test]
     fn the_index_lists_every_model() {
         let lines = |ready| -> Vec<String> {
-            let line = |entry: IndexEntry| {
-                let version = entry.version.map_or(String::new(), |version| version.to_string());
-                format!("{} {version} {} {}", entry.name, entry.state.map_or("", State::as_str), entry.reason)
-            };
-            states().index(ready).into_iter().map(line).collect()
+            states()
+                .index(ready)
+                .into_iter()
+                .map(|entry| {
+                    let version = entry.version.map_or(String::new(), |version| version.to_string());
+                    format!("{} {version} {} {}", entry.name, entry.state.map_or("", State::as_str), entry.reason)
+                })
+                .collect()
         };
         assert_eq!(
             lines(false),

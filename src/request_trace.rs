@@ -8,8 +8,10 @@ pub mod text;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Mutex, MutexGuard};
 
 pub use activity::{Activity, TensorActivity};
 
@@ -170,19 +172,19 @@ struct Shared {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Collected> {
-        self.collected.lock().unwrap_or_else(PoisonError::into_inner)
+        self.collected.lock()
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let collected = self.collected.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let collected = self.collected.get_mut();
         let parts: Vec<Part> = std::mem::take(&mut collected.parts).into_values().collect();
-        let (sample, context) = (self.sample.clone(), self.context.take());
+        let sample = self.sample.clone();
+        let context = self.context.take();
         // As in Triton, a request that was refused before it reached a model does not appear in files. It does appear
         // in a collector, where the caller's trace would otherwise lack the failed part.
-        let refused = |root: &Part| context.is_some() && root.failure.is_some();
-        if parts.first().is_some_and(|root| root.model.is_some() || refused(root)) {
+        if parts.first().is_some_and(|root| root.model.is_some() || (context.is_some() && root.failure.is_some())) {
             self.sink.finished(Finished { sample, context, parts, ended: collected.latest });
         }
     }
@@ -338,11 +340,13 @@ impl Traced {
     /// Collects the outputs of a backend. Copies them, because their memory may have to be returned to the worker.
     pub fn outputs<'a>(&self, outputs: impl IntoIterator<Item = (&'a str, &'a Tensor)>) {
         if self.wants_tensors() {
-            let copy = |(name, tensor): (&'a str, &Tensor)| {
-                let data = tensor.data.as_slice().into_owned().into();
-                (name, Tensor { data, ..tensor.clone() })
-            };
-            let copies: Vec<_> = outputs.into_iter().map(copy).collect();
+            let copies: Vec<_> = outputs
+                .into_iter()
+                .map(|(name, tensor)| {
+                    let data = tensor.data.as_slice().into_owned().into();
+                    (name, Tensor { data, ..tensor.clone() })
+                })
+                .collect();
             self.tensors(TensorActivity::BackendOutput, copies.iter().map(|(name, tensor)| (*name, tensor)));
         }
     }
@@ -386,7 +390,7 @@ mod tests {
 
     impl Sink for Kept {
         fn finished(&self, trace: Finished) {
-            self.traces.lock().unwrap().push(trace);
+            self.traces.lock().push(trace);
         }
 
         fn next_id(&self) -> u64 {
@@ -408,9 +412,9 @@ mod tests {
         step.model_started(&ModelVersion::new("m", 2), "id", &Timeline::default());
         step.executed(&Timeline { request_end: Instant(9), ..Timeline::default() });
         drop(root);
-        assert!(kept.traces.lock().unwrap().is_empty());
+        assert!(kept.traces.lock().is_empty());
         drop(step);
-        let traces = kept.traces.lock().unwrap();
+        let traces = kept.traces.lock();
         let [Finished { parts, ended: Instant(9), .. }] = &traces[..] else { panic!("{traces:?}") };
         let names: Vec<_> = parts.iter().map(|part| (part.id, part.parent, part.stamps.len())).collect();
         assert_eq!(names, [(1, 0, 3), (2, 1, 7)]);
@@ -420,7 +424,7 @@ mod tests {
     fn a_request_without_a_model_leaves_no_trace() {
         let kept = Arc::new(Kept::default());
         Traced::new(sample(true, true), None, kept.clone()).stamp(Activity::HttpRecvStart, Instant(1));
-        assert!(kept.traces.lock().unwrap().is_empty());
+        assert!(kept.traces.lock().is_empty());
     }
 
     #[test]
@@ -437,7 +441,7 @@ mod tests {
         }
         root.ended(Instant(MAX_STAMPS_PER_STEP as u64 * 3));
         drop(root);
-        let traces = kept.traces.lock().unwrap();
+        let traces = kept.traces.lock();
         let [Finished { parts, ended, .. }] = &traces[..] else { panic!("{traces:?}") };
         assert_eq!((parts.len(), parts[0].stamps.len()), (1 + MAX_STEPS, MAX_STAMPS_PER_STEP + 1));
         assert_eq!(parts[0].stamps.last(), Some(&(Activity::RequestEnd, *ended)));
@@ -461,7 +465,7 @@ mod tests {
             traced.last_response(Instant(3));
             traced.refused("no", [(Activity::HttpRecvStart, Instant(1)), (Activity::HttpRecvEnd, Instant(2))]);
             drop(traced);
-            let traces = kept.traces.lock().unwrap();
+            let traces = kept.traces.lock();
             assert_eq!(traces.len(), expected);
             assert!(traces.iter().all(|trace| trace.parts[0].stamps.len() == 2 && trace.ended == Instant(2)));
         }
@@ -471,7 +475,7 @@ mod tests {
         traced.last_response(Instant(3));
         traced.refused("no", [(Activity::HttpRecvStart, Instant(1)), (Activity::HttpRecvEnd, Instant(2))]);
         drop(traced);
-        let traces = kept.traces.lock().unwrap();
+        let traces = kept.traces.lock();
         assert_eq!((traces[0].parts[0].stamps.len(), &traces[0].parts[0].failure), (3, &None));
     }
 
@@ -480,14 +484,15 @@ mod tests {
         let kept = Arc::new(Kept::default());
         let tensor =
             |len: usize| Tensor { datatype: DataType::Uint8, shape: vec![len as i64], data: vec![0; len].into() };
-        let (small, large) = (tensor(3), tensor(MAX_BYTES));
+        let small = tensor(3);
+        let large = tensor(MAX_BYTES);
         for levels in [(true, false), (false, true)] {
             let traced = Traced::new(sample(levels.0, levels.1), None, kept.clone());
             traced.model_started(&ModelVersion::new("m", 1), "", &Timeline::default());
             let all = [("a", &small), ("b", &large), ("c", &small)];
             traced.tensors(TensorActivity::QueueInput, all.into_iter());
         }
-        let traces = kept.traces.lock().unwrap();
+        let traces = kept.traces.lock();
         let counts: Vec<_> = traces.iter().map(|t| (t.parts[0].stamps.len(), t.parts[0].tensors.len())).collect();
         assert_eq!(counts, [(2, 0), (0, 2)]);
         let tensors = &traces[1].parts[0].tensors;

@@ -67,7 +67,7 @@ fn overflow(Slice { name, offset, len, .. }: &Slice) -> InferError {
 ///
 /// # Errors
 /// The object does not contain the region, or the region is empty.
-pub fn check_range(region: &str, (offset, byte_size): (u64, u64), object: u64) -> Result<(), InferError> {
+pub fn check_range(region: &str, offset: u64, byte_size: u64, object: u64) -> Result<(), InferError> {
     match offset.checked_add(byte_size) {
         Some(end) if byte_size > 0 && end <= object => Ok(()),
         _ => {
@@ -171,8 +171,10 @@ impl Registry {
 
     /// Returns the registered region of this name, otherwise the most recently unregistered one that is still in use.
     fn find(&self, name: &str) -> Option<Arc<Region>> {
-        let leaving = || self.leaving.iter().rev().filter_map(Weak::upgrade).find(|region| region.name == name);
-        self.regions.get(name).cloned().or_else(leaving)
+        self.regions
+            .get(name)
+            .cloned()
+            .or_else(|| self.leaving.iter().rev().filter_map(Weak::upgrade).find(|region| region.name == name))
     }
 
     /// Unregisters the region of this kind and name, or all regions of the kind. A region in use is removed after its last user;
@@ -221,7 +223,8 @@ impl Registry {
         match all.remove(name) {
             Some(status) if status.region.kind() == kind => Ok(vec![status]),
             Some(status) => {
-                let (is, wanted) = (what(status.region.kind()), what(kind));
+                let is = what(status.region.kind());
+                let wanted = what(kind);
                 let text = format!(
                     "The region named '{name}' is registered as {is} shared memory, not {wanted} shared memory"
                 );
@@ -303,16 +306,16 @@ mod tests {
 
     #[test]
     fn refuses_ranges_outside_an_object_or_region() {
-        for (range, fits) in [
-            ((0, 10), true),
-            ((9, 1), true),
-            ((0, 0), false),
-            ((10, 0), false),
-            ((9, 2), false),
-            ((u64::MAX, 2), false),
-            ((2, u64::MAX), false),
+        for (offset, byte_size, fits) in [
+            (0, 10, true),
+            (9, 1, true),
+            (0, 0, false),
+            (10, 0, false),
+            (9, 2, false),
+            (u64::MAX, 2, false),
+            (2, u64::MAX, false),
         ] {
-            assert_eq!(check_range("r", range, 10).is_ok(), fits, "{range:?}");
+            assert_eq!(check_range("r", offset, byte_size, 10).is_ok(), fits, "{byte_size} bytes at {offset}");
         }
         let mut registry = Registry::new(9);
         registry.insert("r", 10, memory(Kind::System)).unwrap();

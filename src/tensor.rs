@@ -160,7 +160,8 @@ pub struct StringsError {
 /// # Errors
 /// The framing is invalid, or the number of elements differs.
 pub fn check_strings<P: AsRef<[u8]>>(
-    (input, model): (&str, &str),
+    input: &str,
+    model: &str,
     pieces: &[P],
     expected: u64,
 ) -> Result<(), StringsError> {
@@ -290,10 +291,11 @@ mod tests {
                 let (first, second) = last.split_at(at.min(last.len()));
                 pieces.extend([first, second]);
             }
-            check_strings(("i", "m"), &pieces, expected).map_err(|wrong| wrong.message)
+            check_strings("i", "m", &pieces, expected).map_err(|wrong| wrong.message)
         };
         for short in 0..=data.len() {
-            let (whole, part) = (check(&data, 5, &[]), &data[..short]);
+            let whole = check(&data, 5, &[]);
+            let part = &data[..short];
             assert_eq!(whole, Ok(()));
             for first in 0..=short {
                 for second in [0, 1, 3, 7] {

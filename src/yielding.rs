@@ -74,7 +74,8 @@ mod tests {
 
     #[test]
     fn a_loss_pauses_yields_for_a_hundred_times_as_long() {
-        let (mut yielding, mut at) = (Yielding::default(), Instant(5 * MS));
+        let mut yielding = Yielding::default();
+        let mut at = Instant(5 * MS);
         assert!(yielding.is_allowed(Instant(0)));
         assert_eq!(pause(&mut yielding, &mut at, MS - 1), 0, "other threads passed work on");
         assert_eq!(pause(&mut yielding, &mut at, 3 * MS), 300 * MS);
@@ -82,7 +83,8 @@ mod tests {
 
     #[test]
     fn many_yields_allow_a_rare_loss() {
-        let (mut yielding, mut at) = (Yielding::default(), Instant(0));
+        let mut yielding = Yielding::default();
+        let mut at = Instant(0);
         (0..10_000).for_each(|_| yielding.yielded(at, at));
         assert_eq!(pause(&mut yielding, &mut at, 3 * MS), 0);
         assert_eq!(pause(&mut yielding, &mut at, 3 * MS), 300 * MS, "the yields before allow only one");
@@ -92,7 +94,8 @@ mod tests {
 
     #[test]
     fn pauses_in_a_row_double_up_to_a_limit() {
-        let (mut yielding, mut at) = (Yielding::default(), Instant(0));
+        let mut yielding = Yielding::default();
+        let mut at = Instant(0);
         let pauses: Vec<_> = (0..8).map(|_| pause(&mut yielding, &mut at, 5 * MS) / MS).collect();
         assert_eq!(pauses, [500, 1000, 2000, 4000, 8000, 10_000, 10_000, 10_000]);
         (0..FORGETS - 2).for_each(|_| yielding.yielded(at, at));

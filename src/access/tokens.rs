@@ -64,7 +64,8 @@ impl Tokens {
     /// # Errors
     /// A line is not a token (the error has its number, not its text), or the file has no tokens or too many.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let (mut tokens, mut tenant) = (Vec::new(), Arc::from(""));
+        let mut tokens = Vec::new();
+        let mut tenant = Arc::from("");
         for (index, line) in text.lines().enumerate() {
             let line = line.trim();
             if let Some(name) = line.strip_prefix('#').and_then(|line| line.trim().strip_prefix(TENANT)) {
@@ -113,8 +114,9 @@ fn tenant_of_line(name: &str, line: usize) -> Result<Arc<str>, String> {
 /// Returns whether `text` is a `b64token` of RFC 6750, 2.1.
 fn is_token(text: &str) -> bool {
     let body = text.trim_end_matches('=');
-    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~+/".contains(&byte);
-    !body.is_empty() && text.len() <= MAX_LENGTH && body.bytes().all(allowed)
+    !body.is_empty()
+        && text.len() <= MAX_LENGTH
+        && body.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._~+/".contains(&byte))
 }
 
 /// The tokens of both scopes; `None` where no file is configured.
@@ -272,7 +274,8 @@ mod tests {
 
     #[test]
     fn tokens_give_access_to_their_scope() {
-        let (both, one) = (keyring(Some("i\nj"), Some("m")), keyring(Some("i"), None));
+        let both = keyring(Some("i\nj"), Some("m"));
+        let one = keyring(Some("i"), None);
         let management = keyring(None, Some("m"));
         let missing = Refusal::Missing;
         let unknown = Refusal::Unknown;

@@ -140,15 +140,13 @@ impl Entry {
     /// # Errors
     /// [`Invalid::Model`] if it cannot.
     pub fn check(&self, config: &ModelConfig, request: &InferRequest, batch_size: u64) -> Result<(), Invalid> {
-        let wanted = |name: &str| request.outputs.is_empty() || request.outputs.iter().any(|o| o.name == name);
-        let repeated = |at: usize, name: &str| self.outputs.iter().take(at).any(|earlier| earlier.name == name);
         // The model has no more outputs than this, so the search for repeated names is short.
         let few = self.outputs.len() <= config.outputs.len();
         let fits = few
             && self.outputs.iter().enumerate().all(|(at, InferOutput { name, tensor })| {
                 config.output(name).is_some_and(|spec| spec.datatype == tensor.datatype)
-                    && wanted(name)
-                    && !repeated(at, name)
+                    && (request.outputs.is_empty() || request.outputs.iter().any(|output| output.name == *name))
+                    && !self.outputs.iter().take(at).any(|earlier| earlier.name == *name)
                     && (!config.batches() || tensor.shape.first() == i64::try_from(batch_size).ok().as_ref())
             });
         if fits { Ok(()) } else { Err(Invalid::Model) }
@@ -156,14 +154,20 @@ impl Entry {
 }
 
 fn size(parameters: &Parameters, outputs: &[InferOutput]) -> u64 {
-    let output = |InferOutput { name, tensor }: &InferOutput| {
-        OUTPUT_BYTES + (name.len() + 8 * tensor.shape.len() + tensor.data.len()) as u64
-    };
-    let parameter = |(name, value): &(String, Parameter)| {
-        let text = if let Parameter::String(text) = value { text.len() } else { 0 };
-        (size_of::<(String, Parameter)>() + name.len() + text + 32) as u64
-    };
-    ENTRY_BYTES + outputs.iter().map(output).sum::<u64>() + parameters.iter().map(parameter).sum::<u64>()
+    ENTRY_BYTES
+        + outputs
+            .iter()
+            .map(|InferOutput { name, tensor }| {
+                OUTPUT_BYTES + (name.len() + 8 * tensor.shape.len() + tensor.data.len()) as u64
+            })
+            .sum::<u64>()
+        + parameters
+            .iter()
+            .map(|(name, value)| {
+                let text = if let Parameter::String(text) = value { text.len() } else { 0 };
+                (size_of::<(String, Parameter)>() + name.len() + text + 32) as u64
+            })
+            .sum::<u64>()
 }
 
 /// Reads bytes from the front; returns `None` when they run out.
@@ -213,7 +217,8 @@ impl<'a> Reader<'a> {
         }
         let mut heads = Vec::new();
         for _ in 0..self.len()? {
-            let (name, datatype) = (self.text()?, DataType::from_number(self.byte()?)?);
+            let name = self.text()?;
+            let datatype = DataType::from_number(self.byte()?)?;
             let mut shape = Vec::new();
             for _ in 0..self.len()? {
                 shape.push(i64::from_le_bytes(self.number()?));

@@ -164,8 +164,11 @@ mod tests {
     fn keys_do_not_change_between_versions() {
         let tensor = Tensor { datatype: DataType::Int16, shape: vec![1, 2], data: vec![1, 0, 2, 0].into() };
         let inputs = vec![InferInput { name: "A".into(), tensor }];
-        let parameters = vec![("p".into(), Parameter::Double(0.5))];
-        let key = Identity([7; Key::LEN]).key(&InferRequest { inputs, parameters, ..InferRequest::default() });
+        let key = Identity([7; Key::LEN]).key(&InferRequest {
+            inputs,
+            parameters: vec![("p".into(), Parameter::Double(0.5))],
+            ..InferRequest::default()
+        });
         assert_eq!(key.to_string(), "ee590fbec4570cbeaff6202e2771dd60f19c6962c082c008ec350d271bb266db");
     }
 }

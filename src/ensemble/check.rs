@@ -80,7 +80,8 @@ fn check_step<'a>(
     member: &'a ModelConfig,
     nodes: &mut BTreeMap<TensorId, Node<'a>>,
 ) -> Result<(), String> {
-    let (ensemble, model) = (&config.name, &member.name);
+    let ensemble = &config.name;
+    let model = &member.name;
     let tensor = |id: &TensorId| plan.tensors().get(*id).map_or("", |tensor| tensor.name.as_str());
     if let Some((name, id)) = step.inputs.iter().find(|(name, _)| member.input(name).is_none()) {
         let tensor = tensor(id);
@@ -88,8 +89,9 @@ fn check_step<'a>(
             "in ensemble {ensemble}, ensemble tensor {tensor} is mapping to non-existing input {name} in model {model}"
         ));
     }
-    let is_mapped = |input: &&TensorSpec| input.optional || step.inputs.iter().any(|(name, _)| *name == input.name);
-    if let Some(input) = member.inputs.iter().find(|input| !is_mapped(input)) {
+    if let Some(input) =
+        member.inputs.iter().find(|input| !(input.optional || step.inputs.iter().any(|(name, _)| *name == input.name)))
+    {
         return Err(format!(
             "in ensemble {ensemble}, input {} in model {model} is not mapped to any ensemble tensors",
             input.name
@@ -120,7 +122,8 @@ fn check_step<'a>(
 /// model that does not batch.
 fn consistent(known: &Node<'_>, node: &Node<'_>) -> Result<(), String> {
     let inconsistent = |what: &str, left: &str, right: &str| {
-        let (one, other) = (known.model, node.model);
+        let one = known.model;
+        let other = node.model;
         Err(format!(
             "inconsistent {what}: {left} is inferred from model {one} while {right} is inferred from model {other}"
         ))

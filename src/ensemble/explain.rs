@@ -41,7 +41,8 @@ impl Draft<'_> {
                 self.producer(tensor)
             );
         }
-        let (mut path, mut here) = (Vec::<TensorId>::new(), tensor);
+        let mut path = Vec::<TensorId>::new();
+        let mut here = tensor;
         loop {
             if let Some(begin) = path.iter().position(|passed| *passed == here) {
                 let cycle = path.get(begin..).unwrap_or_default();
@@ -49,13 +50,15 @@ impl Draft<'_> {
                     cycle.iter().chain([&here]).map(|id| format!("'{}'", self.name(*id))).collect();
                 let steps: BTreeSet<String> = cycle.iter().filter_map(|id| self.step_of(*id)).collect();
                 let steps: Vec<String> = steps.into_iter().collect();
-                let (names, steps) = (names.join(" needs "), steps.join(", "));
+                let names = names.join(" needs ");
+                let steps = steps.join(", ");
                 return format!("it can never be made: {names} ({steps})");
             }
             path.push(here);
             let producer = self.tensors.get(here).and_then(|tensor| tensor.producer);
             let Some(step) = producer.and_then(|number| self.steps.get(number)) else {
-                let (consumer, name) = (self.consumer(here), self.name(here));
+                let consumer = self.consumer(here);
+                let name = self.name(here);
                 return format!(
                     "{consumer} takes '{name}', which is neither an output of a step nor an input of the ensemble"
                 );

@@ -66,7 +66,7 @@ struct Open {
     step: usize,
     /// The iteration that it belongs to; unused for a decoupled step, which ends its iteration.
     iteration: u64,
-    /// For a decoupled step: its responses that were not passed on yet, in their order, which is that of their iterations.
+    /// For a decoupled step: its responses that were not passed on yet, in the order of their iterations.
     slots: VecDeque<(u64, Slot)>,
     /// The number of complete `slots`.
     complete: usize,
@@ -135,7 +135,8 @@ impl<T: Clone> Flow<T> {
             };
             let ids: Vec<TensorId> = of_plan.inputs.iter().map(|(_, id)| *id).collect();
             let inputs = iteration.run.take(&ids);
-            let (stage, decoupled) = (iteration.stage, self.stages.ended_by(step).is_some());
+            let stage = iteration.stage;
+            let decoupled = self.stages.ended_by(step).is_some();
             let goal = self.goals.get(stage + usize::from(decoupled));
             let outputs = goal.map_or_else(Vec::new, |goal| goal.requested(&of_plan.outputs));
             if decoupled {
@@ -164,7 +165,8 @@ impl<T: Clone> Flow<T> {
     pub fn response(&mut self, id: CallId, made: Output<T>) -> Vec<String> {
         let number = self.number();
         let Some(open) = self.calls.get_mut(&id).filter(|open| !open.ended) else { return Vec::new() };
-        let (step, Some(stage)) = (open.step, self.stages.ended_by(open.step)) else { return Vec::new() };
+        let step = open.step;
+        let Some(stage) = self.stages.ended_by(step) else { return Vec::new() };
         match made {
             Err(error) => {
                 open.ended = true;

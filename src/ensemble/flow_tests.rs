@@ -20,7 +20,8 @@ fn recipes() -> impl Strategy<Value = Recipe> {
 
 /// Builds the plan of a recipe: between two stages, a decoupled step takes all unused tensors of the previous stage.
 fn build(recipe: &Recipe, shuffle: &[Index]) -> (Arc<Plan>, Arc<Stages>) {
-    let (mut texts, mut decoupled) = (Vec::new(), Vec::new());
+    let mut texts = Vec::new();
+    let mut decoupled = Vec::new();
     let mut there = names(&["x0", "x1"]);
     let mut loose = there.clone();
     let mut number = 0;
@@ -85,14 +86,15 @@ fn reference(plan: &Plan, stages: &Stages, most: usize) -> Vec<Vec<Vec<Value>>> 
     let mut known: BTreeMap<TensorId, Value> = BTreeMap::new();
     known.extend(plan.inputs().iter().map(|id| (*id, format!("in{id}"))));
     let mut groups = vec![Vec::new()];
-    run_stage(plan, stages, (0, most), known, &mut groups);
+    run_stage(plan, stages, 0, most, known, &mut groups);
     groups
 }
 
 fn run_stage(
     plan: &Plan,
     stages: &Stages,
-    (stage, most): (usize, usize),
+    stage: usize,
+    most: usize,
     mut known: BTreeMap<TensorId, Value>,
     groups: &mut Vec<Vec<Vec<Value>>>,
 ) {
@@ -117,7 +119,7 @@ fn run_stage(
             groups.push(Vec::new());
         }
         let made = make(step, &inputs, response).into_iter().map(|(n, value)| (step.outputs[n].1, value));
-        run_stage(plan, stages, (stage + 1, most), made.collect(), groups);
+        run_stage(plan, stages, stage + 1, most, made.collect(), groups);
     }
 }
 
@@ -131,12 +133,15 @@ struct Running {
 fn simulate(
     (plan, stages): &(Arc<Plan>, Arc<Stages>),
     choices: &[Index],
-    (most, fails_at): (usize, Option<usize>),
+    most: usize,
+    fails_at: Option<usize>,
 ) -> Vec<Result<Vec<Value>, InferError>> {
     let requested: Vec<usize> = (0..plan.outputs().len()).collect();
     let given = plan.inputs().iter().enumerate().map(|(n, id)| (n, format!("in{id}")));
     let mut flow = Flow::new(plan.clone(), stages.clone(), &requested, given);
-    let (mut running, mut outputs, mut begun): (Vec<Running>, _, _) = (Vec::new(), Vec::new(), 0);
+    let mut running: Vec<Running> = Vec::new();
+    let mut outputs = Vec::new();
+    let mut begun = 0;
     let mut choices = choices.iter().cycle();
     loop {
         while let Some(call) = flow.next_step() {
@@ -187,7 +192,7 @@ proptest! {
     ) {
         let built = build(&recipe, &shuffle);
         let expected = reference(&built.0, &built.1, most);
-        let got: Vec<Vec<Value>> = simulate(&built, &choices, (most, None)).into_iter().map(Result::unwrap).collect();
+        let got: Vec<Vec<Value>> = simulate(&built, &choices, most, None).into_iter().map(Result::unwrap).collect();
         // The responses of a group are in order, possibly interleaved with others.
         for group in &expected {
             let of_group: Vec<_> = got.iter().filter(|response| group.contains(response)).cloned().collect();
@@ -208,7 +213,7 @@ proptest! {
     ) {
         let built = build(&recipe, &shuffle);
         let expected = reference(&built.0, &built.1, 4).concat();
-        let mut got = simulate(&built, &choices, (4, Some(fails_at)));
+        let mut got = simulate(&built, &choices, 4, Some(fails_at));
         let last = got.pop();
         // Not all plans have that many steps.
         if let Some(Err(error)) = last {
@@ -242,7 +247,8 @@ fn a_step_cannot_take_tensors_of_different_responses() {
             "in ensemble e, step of model '{model}' receives inputs originated from different decoupled models: {left}, {right}"
         )
     };
-    let (x, of_m0) = ("'x' comes of the request", "'a' comes of each response of model 'm0'");
+    let x = "'x' comes of the request";
+    let of_m0 = "'a' comes of each response of model 'm0'";
     for (steps, outputs, decoupled, expected) in [
         (&[(&["x"][..], &["a"][..]), (&["x", "a"], &["y"])][..], &["y"][..], &[true, false][..], text("m1", x, of_m0)),
         (
@@ -281,7 +287,8 @@ fn responses_are_passed_on_in_order_even_with_missing_tensors() {
     assert_eq!((producer.step, producer.stage, producer.decoupled, producer.outputs), (0, 0, true, vec![0]));
     assert_eq!(flow.response(producer.id, Ok(vec![(0, "first")])), Vec::<String>::new());
     assert_eq!(flow.response(producer.id, Ok(vec![])), ["o0"]);
-    let (first, second) = (flow.next_step().unwrap(), flow.next_step().unwrap());
+    let first = flow.next_step().unwrap();
+    let second = flow.next_step().unwrap();
     assert_eq!((first.inputs, second.inputs), (vec![(0, "first")], vec![]));
     flow.done(second.id, Ok(vec![(0, "2")]));
     assert_eq!((flow.next_output(), flow.waiting(producer.id)), (None, 1));

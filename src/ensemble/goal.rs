@@ -43,8 +43,10 @@ impl Goal {
                 tensors.extend(plan.steps().get(step).into_iter().flat_map(|step| &step.inputs).map(|(_, id)| *id));
             }
         }
-        let is_needed = |step: &&usize| needed.get(**step) == Some(&true);
-        let consumer_counts = plan.tensors().iter().map(|tensor| tensor.consumers.iter().filter(is_needed).count());
+        let consumer_counts = plan
+            .tensors()
+            .iter()
+            .map(|tensor| tensor.consumers.iter().filter(|step| needed.get(**step) == Some(&true)).count());
         let mut consumer_counts: Vec<usize> = consumer_counts.collect();
         for end in &outputs {
             if let Some(count) = consumer_counts.get_mut(*end) {
@@ -56,8 +58,8 @@ impl Goal {
 
     /// Returns the positions of a step's outputs that have consumers.
     pub(super) fn requested(&self, outputs: &[(String, TensorId)]) -> Vec<usize> {
-        let wanted = |(_, id): &(String, TensorId)| self.consumer_counts.get(*id).is_some_and(|count| *count > 0);
-        outputs.iter().enumerate().filter(|(_, output)| wanted(output)).map(|(position, _)| position).collect()
+        let has_consumers = |id: TensorId| self.consumer_counts.get(id).is_some_and(|count| *count > 0);
+        (0..).zip(outputs).filter(|(_, (_, id))| has_consumers(*id)).map(|(position, _)| position).collect()
     }
 }
 

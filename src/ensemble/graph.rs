@@ -19,7 +19,7 @@ pub struct Tensor {
 pub struct Step {
     /// The model to run.
     pub model: String,
-    /// The repository that is searched first; empty for that of the ensemble.
+    /// The repository that is searched first; empty for the repository of the ensemble.
     pub namespace: String,
     /// The model's version; `None` for the latest.
     pub version: Option<u64>,

@@ -97,8 +97,14 @@ impl Draft {
                 (input.clone(), id)
             });
             let inputs = inputs.collect();
-            let (model, namespace) = (step.model_name.clone(), step.model_namespace.clone());
-            steps.push(Step { model, namespace, version: step.model_version, inputs, outputs });
+            let model = step.model_name.clone();
+            steps.push(Step {
+                model,
+                namespace: step.model_namespace.clone(),
+                version: step.model_version,
+                inputs,
+                outputs,
+            });
         }
         let inputs = self.ends("input", config, &steps)?;
         let ready = self.ready(&steps, &inputs);
@@ -164,7 +170,8 @@ impl Draft {
     /// Returns the root cause for a tensor that cannot be made: a tensor that no step makes, or the last one before a cycle
     /// closes.
     fn cause(&self, steps: &[Step], tensor: TensorId, is_ready: impl Fn(&TensorId) -> bool) -> TensorId {
-        let (mut cause, mut seen) = (tensor, BTreeSet::from([tensor]));
+        let mut cause = tensor;
+        let mut seen = BTreeSet::from([tensor]);
         loop {
             let producer = self.tensors.get(cause).and_then(|tensor| steps.get(tensor.producer?));
             let missing = producer.into_iter().flat_map(|step| &step.inputs).map(|(_, id)| *id);
@@ -196,10 +203,12 @@ impl Draft {
                 self.explain(steps).explain_unusable(output, |id| is_ready(&id)),
             ));
         }
-        let unused = |(id, tensor): &(TensorId, &Tensor)| {
-            !outputs.contains(id) && (!is_ready(id) || tensor.consumers.is_empty())
-        };
-        match self.tensors.iter().enumerate().find(unused) {
+        match self
+            .tensors
+            .iter()
+            .enumerate()
+            .find(|(id, tensor)| !outputs.contains(id) && (!is_ready(id) || tensor.consumers.is_empty()))
+        {
             Some((id, tensor)) => {
                 let why = self.explain(steps).explain_unusable(id, |id| is_ready(&id));
                 Err(format!("ensemble tensor '{}' is unused in ensemble '{}': {why}", tensor.name, config.name))

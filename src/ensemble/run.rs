@@ -72,8 +72,12 @@ impl<T: Clone> Run<T> {
                 *slot = Some(value);
             }
         }
-        let is_missing = |position: &usize| values.get(*position).is_some_and(Option::is_none);
-        let missing = self.goal.requested(outputs).into_iter().filter(is_missing).collect();
+        let missing = self
+            .goal
+            .requested(outputs)
+            .into_iter()
+            .filter(|position| values.get(*position).is_some_and(Option::is_none))
+            .collect();
         let ready = outputs.iter().zip(values).flat_map(|((_, id), value)| self.resolve(*id, value)).collect();
         (missing, ready)
     }

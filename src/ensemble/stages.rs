@@ -34,10 +34,14 @@ impl Stages {
         let mut producers = Vec::new();
         let mut left: Vec<usize> = (0..plan.steps().len()).collect();
         while !left.is_empty() {
-            let is_known = |(_, id): &(String, TensorId)| origins.get(*id).is_some_and(Option::is_some);
-            let ready = |number: &usize| plan.steps().get(*number).is_some_and(|step| step.inputs.iter().all(is_known));
             // In a plan, a step can always run once others have run.
-            let Some(position) = left.iter().position(ready) else { break };
+            let Some(position) = left.iter().position(|number| {
+                plan.steps()
+                    .get(*number)
+                    .is_some_and(|step| step.inputs.iter().all(|(_, id)| origins.get(*id).is_some_and(Option::is_some)))
+            }) else {
+                break;
+            };
             let number = left.remove(position);
             let Some(step) = plan.steps().get(number) else { break };
             let model = step.model.as_str();

@@ -31,8 +31,7 @@ pub(super) fn tensor(kind: &str, name: &str) -> String {
 /// Formats a step of model `m<number>` with these ensemble tensors, on inputs `i0`, `i1` ... and outputs `o0` ...
 pub(super) fn step(number: usize, inputs: &[String], outputs: &[String]) -> String {
     let map = |kind: &str, key: &str, names: &[String]| -> String {
-        let entry = |(n, name): (usize, &String)| format!("{kind} {{ key: '{key}{n}' value: '{name}' }} ");
-        names.iter().enumerate().map(entry).collect()
+        names.iter().enumerate().map(|(n, name)| format!("{kind} {{ key: '{key}{n}' value: '{name}' }} ")).collect()
     };
     format!(
         "step {{ model_name: 'm{number}' model_version: -1 {}{}}}\n",
@@ -56,7 +55,7 @@ fn recipes() -> impl Strategy<Value = Recipe> {
 }
 
 /// Builds the plan. Tensors without a consumer become outputs of the ensemble, so that none is unused. Steps are listed in the
-/// order of `shuffle`, not in that of their dependencies.
+/// order of `shuffle`, not in the order of their dependencies.
 fn plan((inputs, steps): &Recipe, shuffle: &[prop::sample::Index]) -> (ModelConfig, Vec<String>) {
     let inputs: Vec<String> = (0..*inputs).map(|n| format!("x{n}")).collect();
     let mut there = inputs.clone();
@@ -90,7 +89,9 @@ fn begin<T: Clone>(plan: &Arc<Plan>, requested: &[usize], given: impl IntoIterat
 fn simulate(plan: &Arc<Plan>, requested: &[usize], choices: &[prop::sample::Index]) -> (Vec<usize>, Vec<usize>) {
     let given: Vec<(usize, Arc<usize>)> = plan.inputs().iter().enumerate().map(|(n, id)| (n, Arc::new(*id))).collect();
     let mut flow = begin(plan, requested, given);
-    let (mut running, mut order, mut finished) = (Vec::new(), Vec::new(), BTreeSet::new());
+    let mut running = Vec::new();
+    let mut order = Vec::new();
+    let mut finished = BTreeSet::new();
     let mut choices = choices.iter().cycle();
     loop {
         while let Some(Call { id, step, inputs, .. }) = flow.next_step() {
@@ -109,7 +110,7 @@ fn simulate(plan: &Arc<Plan>, requested: &[usize], choices: &[prop::sample::Inde
         let made = plan.steps()[number].outputs.iter().enumerate().map(|(n, (_, id))| (n, Arc::new(*id)));
         assert_eq!(flow.done(id, Ok(made.collect())), Vec::<String>::new());
         finished.insert(number);
-        expect_lean(plan, requested, &order, (&finished, flow.kept()));
+        expect_lean(plan, requested, &order, &finished, flow.kept());
     }
     let outputs = flow.next_output().unwrap().unwrap();
     assert!(flow.next_output().is_none() && flow.is_over());
@@ -150,7 +151,7 @@ fn expect_greedy(plan: &Plan, requested: &[usize], finished: &BTreeSet<usize>, s
 }
 
 /// Checks that only tensors are kept that a needed step has yet to take, or that belong to the response.
-fn expect_lean(plan: &Plan, requested: &[usize], started: &[usize], (finished, kept): (&BTreeSet<usize>, usize)) {
+fn expect_lean(plan: &Plan, requested: &[usize], started: &[usize], finished: &BTreeSet<usize>, kept: usize) {
     let waiting: BTreeSet<usize> = needed(plan, requested).into_iter().filter(|n| !started.contains(n)).collect();
     let still = waiting.iter().flat_map(|step| &plan.steps()[*step].inputs).map(|(_, id)| *id);
     let still: BTreeSet<usize> = still.chain(requested.iter().map(|at| plan.outputs()[*at])).collect();

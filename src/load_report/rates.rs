@@ -79,7 +79,7 @@ struct Mean {
 
 impl Mean {
     /// Adds a sample of an interval.
-    fn add(&mut self, (amount, weight): (f64, f64), interval: Interval) {
+    fn add(&mut self, amount: f64, weight: f64, interval: Interval) {
         self.sum = self.sum * interval.keep + amount * interval.share;
         self.weight = self.weight * interval.keep + weight * interval.share;
     }
@@ -130,7 +130,8 @@ struct Model {
 impl Model {
     /// Adds the samples of its versions at the end of an interval. The counters of a version count from its first sample on.
     fn add(&mut self, now: &[ModelSample], interval: Interval) {
-        let (mut levels, mut grown) = (Levels::default(), Counters::default());
+        let mut levels = Levels::default();
+        let mut grown = Counters::default();
         for sample in now {
             levels.executing += sample.executing;
             levels.waiting += sample.waiting;
@@ -144,9 +145,9 @@ impl Model {
         }
         let seconds = interval.seconds;
         let available = seconds * levels.instances as f64;
-        self.busy.add((seconds_of(grown.busy_ns).min(available), available), interval);
-        self.backlog.add((levels.waiting as f64 / levels.slots.max(1) as f64 * seconds, seconds), interval);
-        self.queue.add((seconds_of(grown.queue_ns), grown.succeeded as f64), interval);
+        self.busy.add(seconds_of(grown.busy_ns).min(available), available, interval);
+        self.backlog.add(levels.waiting as f64 / levels.slots.max(1) as f64 * seconds, seconds, interval);
+        self.queue.add(seconds_of(grown.queue_ns), grown.succeeded as f64, interval);
         self.versions = now.iter().map(|sample| (sample.id, Counters::from(sample))).collect();
         self.levels = levels;
     }
@@ -187,8 +188,8 @@ impl Tracker {
         let interval = Interval::new(self.last.as_ref().map_or(0.0, |(last, _)| seconds_of(now.ns_since(*last))));
         if let Some((_, last)) = &self.last {
             let new = |now: u64, last: u64| now.saturating_sub(last) as f64;
-            self.requests.add((new(sample.requests, last.requests), interval.seconds), interval);
-            self.errors.add((new(sample.errors, last.errors), interval.seconds), interval);
+            self.requests.add(new(sample.requests, last.requests), interval.seconds, interval);
+            self.errors.add(new(sample.errors, last.errors), interval.seconds, interval);
         }
         self.add_models(models, interval);
         let has_rates = self.last.is_some();
@@ -246,7 +247,7 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    fn model(waiting: u64, busy_ns: u64, (succeeded, queue_ns): (u64, u64)) -> ModelSample {
+    fn model(waiting: u64, busy_ns: u64, succeeded: u64, queue_ns: u64) -> ModelSample {
         let name = Arc::from("m");
         ModelSample { name, id: 1, executing: 1, waiting, slots: 4, instances: 2, busy_ns, succeeded, queue_ns }
     }
@@ -265,7 +266,7 @@ mod tests {
 
     #[test]
     fn the_first_sample_has_levels_but_no_rates() {
-        let reports = Tracker::default().add(Instant(5), sample(100, 10, vec![model(3, SECOND, (7, SECOND))]));
+        let reports = Tracker::default().add(Instant(5), sample(100, 10, vec![model(3, SECOND, 7, SECOND)]));
         let report = of(&reports, "m");
         assert_eq!((report.values().cpu_utilization, report.values().mem_utilization), (Some(0.5), None));
         assert_eq!((report.values().rps_fractional, report.values().eps), (None, None));
@@ -281,7 +282,7 @@ mod tests {
         let mut tracker = Tracker::default();
         for second in 0..20 {
             // Each second 50 requests and 5 errors; one of two instances is busy; requests wait for 20 ms.
-            let models = vec![model(0, second * SECOND, (50 * second, second * SECOND))];
+            let models = vec![model(0, second * SECOND, 50 * second, second * SECOND)];
             let reports = tracker.add(Instant(second * SECOND), sample(50 * second, 5 * second, models));
             if second > 0 {
                 let report = of(&reports, "m");
@@ -308,8 +309,8 @@ mod tests {
     #[test]
     fn waiting_requests_raise_the_utilization_above_one() {
         let mut tracker = Tracker::default();
-        tracker.add(Instant(0), sample(0, 0, vec![model(0, 0, (0, 0))]));
-        let reports = tracker.add(Instant(SECOND), sample(0, 0, vec![model(8, 2 * SECOND, (0, 0))]));
+        tracker.add(Instant(0), sample(0, 0, vec![model(0, 0, 0, 0)]));
+        let reports = tracker.add(Instant(SECOND), sample(0, 0, vec![model(8, 2 * SECOND, 0, 0)]));
         assert_eq!(of(&reports, "m").values().application_utilization, Some(3.0));
         assert_eq!(named(&of(&reports, "m"), "utilization"), 3.0);
         assert_eq!(named(&reports.of_server(), "waiting_requests"), 8.0);
@@ -318,10 +319,10 @@ mod tests {
     #[test]
     fn versions_are_added_up_and_counters_that_fall_add_nothing() {
         let mut tracker = Tracker::default();
-        let other = ModelSample { id: 2, ..model(2, SECOND, (1, SECOND)) };
-        let both = vec![model(1, 9 * SECOND, (9, SECOND)), other];
+        let other = ModelSample { id: 2, ..model(2, SECOND, 1, SECOND) };
+        let both = vec![model(1, 9 * SECOND, 9, SECOND), other];
         tracker.add(Instant(0), sample(0, 0, both));
-        let reports = tracker.add(Instant(SECOND), sample(0, 0, vec![model(0, 0, (0, 0))]));
+        let reports = tracker.add(Instant(SECOND), sample(0, 0, vec![model(0, 0, 0, 0)]));
         assert_eq!(of(&reports, "m").values().application_utilization, Some(0.0));
         let reports = tracker.add(Instant(SECOND), sample(0, 0, vec![]));
         assert!(reports.of("m").is_none(), "the model was unloaded");
@@ -331,7 +332,7 @@ mod tests {
     /// An old version that ends during a reload takes nothing away from the new one, which is busy all the time.
     #[test]
     fn a_version_that_ends_does_not_lower_the_utilization() {
-        let busy = |id, second: u64| ModelSample { id, ..model(0, 2 * second * SECOND, (second, second * SECOND)) };
+        let busy = |id, second: u64| ModelSample { id, ..model(0, 2 * second * SECOND, second, second * SECOND) };
         let mut tracker = Tracker::default();
         for second in 0..10 {
             tracker.add(Instant(second * SECOND), sample(0, 0, vec![busy(1, 50 + second), busy(2, second)]));
@@ -346,10 +347,10 @@ mod tests {
     #[test]
     fn an_old_queue_time_is_forgotten() {
         let mut tracker = Tracker::default();
-        tracker.add(Instant(0), sample(0, 0, vec![model(0, 0, (0, 0))]));
-        let reports = tracker.add(Instant(SECOND), sample(0, 0, vec![model(0, 0, (4, SECOND))]));
+        tracker.add(Instant(0), sample(0, 0, vec![model(0, 0, 0, 0)]));
+        let reports = tracker.add(Instant(SECOND), sample(0, 0, vec![model(0, 0, 4, SECOND)]));
         assert_eq!(named(&of(&reports, "m"), "queue_duration_seconds"), 0.25);
-        let reports = tracker.add(Instant(60 * SECOND), sample(0, 0, vec![model(0, 0, (4, SECOND))]));
+        let reports = tracker.add(Instant(60 * SECOND), sample(0, 0, vec![model(0, 0, 4, SECOND)]));
         assert_eq!(named(&of(&reports, "m"), "queue_duration_seconds"), 0.0);
     }
 }

@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::RwLock;
 
 use super::counts::ModelCounts;
 use super::journal::Line;
@@ -44,12 +46,12 @@ pub(super) struct Lines {
 
 impl AliasCounts {
     fn new(name: &str, version: &str, lines: Lines) -> Self {
-        let (name, version) = (name.to_owned(), version.to_owned());
-        Self { name, version, counts: ModelCounts::default(), lines: RwLock::new(lines) }
+        let name = name.to_owned();
+        Self { name, version: version.to_owned(), counts: ModelCounts::default(), lines: RwLock::new(lines) }
     }
 
     pub(super) fn lines(&self) -> Lines {
-        self.lines.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.lines.read().clone()
     }
 }
 
@@ -80,24 +82,28 @@ impl ByAlias {
     ) -> Option<Arc<AliasCounts>> {
         let naming = self.naming()?;
         let version = if version.is_empty() { naming.default_version } else { version };
-        let found = |all: &BTreeMap<String, BTreeMap<String, Arc<AliasCounts>>>| all.get(name)?.get(version).cloned();
-        if let Some(known) = found(&self.all.read().unwrap_or_else(PoisonError::into_inner)) {
-            return Some(known);
+        if let Some(known) = self.all.read().get(name).and_then(|versions| versions.get(version)) {
+            return Some(Arc::clone(known));
         }
-        let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
-        let new = || Arc::new(AliasCounts::new(name, version, lines(name, version)));
-        Some(all.entry(name.to_owned()).or_default().entry(version.to_owned()).or_insert_with(new).clone())
+        let mut all = self.all.write();
+        Some(
+            all.entry(name.to_owned())
+                .or_default()
+                .entry(version.to_owned())
+                .or_insert_with(|| Arc::new(AliasCounts::new(name, version, lines(name, version))))
+                .clone(),
+        )
     }
 
     pub(super) fn all(&self) -> Vec<Arc<AliasCounts>> {
-        let all = self.all.read().unwrap_or_else(PoisonError::into_inner);
+        let all = self.all.read();
         all.values().flat_map(BTreeMap::values).cloned().collect()
     }
 
     /// Replaces the log lines after the definition has changed.
     pub(super) fn redefine(&self, lines: impl Fn(&str, &str) -> Lines) {
         for alias in self.all() {
-            *alias.lines.write().unwrap_or_else(PoisonError::into_inner) = lines(&alias.name, &alias.version);
+            *alias.lines.write() = lines(&alias.name, &alias.version);
         }
     }
 }

@@ -18,10 +18,10 @@ impl Count {
 
     /// Sets the value, unless it is below the present one by at most `late`: then it is one that was set before and arrives late.
     pub(super) fn set_unless_late(&self, value: u64, late: u64) {
-        let is_late = |present: u64| value < present && present - value <= late;
-        let next = |present: u64| (!is_late(present)).then_some(value);
         // A late value changes nothing.
-        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |present: u64| {
+            (value >= present || present - value > late).then_some(value)
+        });
     }
 
     pub(super) fn get(&self) -> u64 {
@@ -57,7 +57,7 @@ impl Clone for Level {
 
 /// Adds to the f64 with these bits.
 pub(super) fn add(bits: &AtomicU64, amount: f64) {
-    let sum = |old: u64| Some((f64::from_bits(old) + amount).to_bits());
     // The closure never returns `None`, so this cannot fail.
-    let _ = bits.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
+    let _ = bits
+        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |old: u64| Some((f64::from_bits(old) + amount).to_bits()));
 }

@@ -1,8 +1,8 @@
-//! The metrics that the server's own code records. Code refers to a metric by this enum. Its name, type and labels are
-//! defined both here and in `metrics.yaml`; a test compares the two.
+//! The metrics that the server's own code records. Code refers to a metric by this enum. The shipped `metrics.yaml` defines its type,
+//! labels, unit and help; the table here says where its values come from.
 //!
-//! One row describes one metric completely: views read every series through its row, and none refers to a metric by
-//! name. Several rows may show one cell: `nv_*` in whole microseconds, `ts_*` in microseconds with fractions.
+//! Views read every series through its row, and none refers to a metric by name. Several rows may show one cell: `nv_*` in whole
+//! microseconds, `ts_*` in microseconds with fractions.
 
 use super::counts::ModelCount::{
     CacheHitNs, CacheHits, CacheMissNs, CacheMisses, ClientNs, ClientQueueNs, ComputeInferNs, ComputeInputNs,
@@ -21,14 +21,44 @@ use super::source::Source::{self, Answers, Family, Model, OpenStreams, RequestFa
 use super::source::{HttpClass, Lookup, Stage, StreamValue, TenantValue};
 use super::unit::TimeUnit;
 
-/// One metric.
+/// The type, labels, unit and buckets of a metric in the shipped `metrics.yaml`.
 #[derive(Clone, Copy, Debug)]
-struct Row {
+struct Definition {
     name: &'static str,
     kind: Kind,
-    dimensions: &'static [&'static str],
-    source: Source,
+    /// The labels, in the order in which code gives their values.
+    labels: &'static [&'static str],
+    /// The unit of a distribution of durations.
     unit: Option<TimeUnit>,
+    /// The upper bounds of a histogram.
+    buckets: &'static [f64],
+}
+
+// `build.rs` makes the constant `SHIPPED`, the metrics of the shipped file, so that a definition is written once.
+include!(concat!(env!("OUT_DIR"), "/shipped.rs"));
+
+/// Returns the definition of a metric. Evaluated by the compiler, so that a name which the file does not have is a compile error.
+const fn shipped(name: &str) -> &'static Definition {
+    let mut at = 0;
+    while !is_same(SHIPPED[at].name.as_bytes(), name.as_bytes()) {
+        at += 1;
+        assert!(at < SHIPPED.len(), "metrics.yaml does not define this metric");
+    }
+    &SHIPPED[at]
+}
+
+const fn is_same(one: &[u8], other: &[u8]) -> bool {
+    if one.len() != other.len() {
+        return false;
+    }
+    let mut at = 0;
+    while at < one.len() {
+        if one[at] != other[at] {
+            return false;
+        }
+        at += 1;
+    }
+    true
 }
 
 const fn triton(value: ModelValue) -> Source {
@@ -47,10 +77,9 @@ const fn by_alias(value: ModelValue) -> Source {
     Model(Alias, value)
 }
 
-/// The rows: variant, name, type, labels in the order in which code gives their values, the source of the values, and
-/// for distributions of durations the unit that views show.
+/// The rows: variant, name in `metrics.yaml`, and the source of the values.
 macro_rules! builtins {
-    ($($variant:ident = $name:literal $kind:ident [$($label:literal),*] $source:expr $(, $unit:ident)?;)*) => {
+    ($($variant:ident = $name:literal $source:expr;)*) => {
         /// A metric that code of the server records.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Builtin {
@@ -61,15 +90,16 @@ macro_rules! builtins {
             /// Every built-in metric.
             pub const ALL: &[Builtin] = &[$(Self::$variant),*];
 
-            fn row(self) -> Row {
+            const fn definition(self) -> &'static Definition {
                 match self {
-                    $(Self::$variant => Row {
-                        name: $name,
-                        kind: Kind::$kind,
-                        dimensions: &[$($label),*],
-                        source: $source,
-                        unit: { let unit: &[TimeUnit] = &[$(TimeUnit::$unit)?]; unit.first().copied() },
-                    },)*
+                    $(Self::$variant => const { shipped($name) },)*
+                }
+            }
+
+            /// Returns where its values come from.
+            pub(super) const fn source(self) -> Source {
+                match self {
+                    $(Self::$variant => const { $source },)*
                 }
             }
         }
@@ -77,168 +107,168 @@ macro_rules! builtins {
 }
 
 builtins! {
-    RequestSuccess = "nv_inference_request_success" Counter ["model", "version"] triton(Count(SuccessCount, One));
-    RequestFailure = "nv_inference_request_failure" Counter ["model", "version", "reason"] triton(Failures);
-    InferenceCount = "nv_inference_count" Counter ["model", "version"] triton(Count(InferenceCount, One));
-    ExecutionCount = "nv_inference_exec_count" Counter ["model", "version"] triton(Count(ExecutionCount, One));
-    RequestDuration = "nv_inference_request_duration_us" Counter ["model", "version"] triton(Count(SuccessNs, Micros));
-    QueueDuration = "nv_inference_queue_duration_us" Counter ["model", "version"] triton(Count(QueueNs, Micros));
-    ComputeInputDuration = "nv_inference_compute_input_duration_us" Counter ["model", "version"] triton(Count(ComputeInputNs, Micros));
-    ComputeInferDuration = "nv_inference_compute_infer_duration_us" Counter ["model", "version"] triton(Count(ComputeInferNs, Micros));
-    ComputeOutputDuration = "nv_inference_compute_output_duration_us" Counter ["model", "version"] triton(Count(ComputeOutputNs, Micros));
-    CacheHits = "nv_cache_num_hits_per_model" Counter ["model", "version"] triton(CacheCount(CacheHits, One));
-    CacheMisses = "nv_cache_num_misses_per_model" Counter ["model", "version"] triton(CacheCount(CacheMisses, One));
-    CacheHitDuration = "nv_cache_hit_duration_per_model" Counter ["model", "version"] triton(CacheCount(CacheHitNs, Micros));
-    CacheMissDuration = "nv_cache_miss_duration_per_model" Counter ["model", "version"] triton(CacheCount(CacheMissNs, Micros));
-    PendingRequests = "nv_inference_pending_request_count" Gauge ["model", "version"] triton(Pending);
-    ModelLoadDuration = "nv_model_load_duration_secs" Gauge ["model", "version"] triton(Count(LoadNs, Seconds));
-    RequestHistogram = "pharos_request_duration_seconds" Histogram ["model", "version"] tagged(Durations(Stage::Request)), Seconds;
-    QueueHistogram = "pharos_queue_duration_seconds" Histogram ["model", "version"] tagged(Durations(Stage::Queue)), Seconds;
-    ComputeInputHistogram = "pharos_compute_input_duration_seconds" Histogram ["model", "version"] tagged(Durations(Stage::ComputeInput)), Seconds;
-    ComputeInferHistogram = "pharos_compute_infer_duration_seconds" Histogram ["model", "version"] tagged(Durations(Stage::ComputeInfer)), Seconds;
-    ComputeOutputHistogram = "pharos_compute_output_duration_seconds" Histogram ["model", "version"] tagged(Durations(Stage::ComputeOutput)), Seconds;
-    FirstResponseHistogram = "nv_inference_first_response_histogram_ms" Histogram ["model", "version"] triton(FirstResponse), Milliseconds;
-    StreamFirstResponse = "pharos_stream_first_response_seconds" Histogram ["model", "version"] tagged(Stream(StreamValue::FirstResponse)), Seconds;
-    StreamInterval = "pharos_stream_response_interval_seconds" Histogram ["model", "version"] tagged(Stream(StreamValue::Interval)), Seconds;
-    StreamLength = "pharos_stream_responses_per_request" Histogram ["model", "version"] tagged(Stream(StreamValue::Length));
-    StreamResponses = "pharos_stream_responses_total" Counter ["model", "version"] tagged(Stream(StreamValue::Responses));
-    StreamResponseBytes = "pharos_stream_response_bytes_total" Counter ["model", "version"] tagged(Stream(StreamValue::Bytes));
-    BatchSize = "pharos_batch_size" Histogram ["model", "version"] tagged(BatchSizes);
-    RequestSummary = "nv_inference_request_summary_us" Summary ["model", "version"] triton(Quantiles(Stage::Request)), Microseconds;
-    QueueSummary = "nv_inference_queue_summary_us" Summary ["model", "version"] triton(Quantiles(Stage::Queue)), Microseconds;
-    ComputeInputSummary = "nv_inference_compute_input_summary_us" Summary ["model", "version"] triton(Quantiles(Stage::ComputeInput)), Microseconds;
-    ComputeInferSummary = "nv_inference_compute_infer_summary_us" Summary ["model", "version"] triton(Quantiles(Stage::ComputeInfer)), Microseconds;
-    ComputeOutputSummary = "nv_inference_compute_output_summary_us" Summary ["model", "version"] triton(Quantiles(Stage::ComputeOutput)), Microseconds;
-    CacheHitSummary = "nv_cache_hit_summary_per_model" Summary ["model", "version"] triton(CacheQuantiles(Lookup::Hit)), Microseconds;
-    CacheMissSummary = "nv_cache_miss_summary_per_model" Summary ["model", "version"] triton(CacheQuantiles(Lookup::Miss)), Microseconds;
-    TsRequests = "ts_inference_requests_total" Counter ["model_name", "model_version", "hostname"] by_alias(Count(Requests, One));
-    TsLatency = "ts_inference_latency_microseconds" Counter ["model_name", "model_version", "hostname"] by_alias(Count(ClientNs, FractionalMicros));
-    TsQueueLatency = "ts_queue_latency_microseconds" Counter ["model_name", "model_version", "hostname"] by_alias(Count(ClientQueueNs, FractionalMicros));
-    Requests2xx = "Requests2XX" Counter ["Level", "Hostname"] Source::HttpClass(HttpClass::Success);
-    Requests4xx = "Requests4XX" Counter ["Level", "Hostname"] Source::HttpClass(HttpClass::ClientError);
-    Requests5xx = "Requests5XX" Counter ["Level", "Hostname"] Source::HttpClass(HttpClass::Other);
-    QueueTime = "QueueTime" Gauge ["Level", "Hostname"] Family;
-    WorkerThreadTime = "WorkerThreadTime" Gauge ["Level", "Hostname"] Family;
-    WorkerLoadTime = "WorkerLoadTime" Gauge ["WorkerName", "Level", "Hostname"] Family;
-    TsCpuUtilization = "CPUUtilization" Gauge ["Level", "Hostname"] Family;
-    TsMemoryUsed = "MemoryUsed" Gauge ["Level", "Hostname"] Family;
-    TsMemoryAvailable = "MemoryAvailable" Gauge ["Level", "Hostname"] Family;
-    TsMemoryUtilization = "MemoryUtilization" Gauge ["Level", "Hostname"] Family;
-    TsDiskUsage = "DiskUsage" Gauge ["Level", "Hostname"] Family;
-    TsDiskAvailable = "DiskAvailable" Gauge ["Level", "Hostname"] Family;
-    TsDiskUtilization = "DiskUtilization" Gauge ["Level", "Hostname"] Family;
-    TsGpuMemoryUtilization = "GPUMemoryUtilization" Gauge ["Level", "DeviceId", "Hostname"] Family;
-    TsGpuMemoryUsed = "GPUMemoryUsed" Gauge ["Level", "DeviceId", "Hostname"] Family;
-    TsGpuUtilization = "GPUUtilization" Gauge ["Level", "DeviceId", "Hostname"] Family;
-    CpuUtilization = "nv_cpu_utilization" Gauge [] Family;
-    CpuMemoryTotal = "nv_cpu_memory_total_bytes" Gauge [] Family;
-    CpuMemoryUsed = "nv_cpu_memory_used_bytes" Gauge [] Family;
-    GpuUtilization = "nv_gpu_utilization" Gauge ["gpu_uuid"] Family;
-    GpuMemoryTotal = "nv_gpu_memory_total_bytes" Gauge ["gpu_uuid"] Family;
-    GpuMemoryUsed = "nv_gpu_memory_used_bytes" Gauge ["gpu_uuid"] Family;
-    GpuPowerUsage = "nv_gpu_power_usage" Gauge ["gpu_uuid"] Family;
-    GpuPowerLimit = "nv_gpu_power_limit" Gauge ["gpu_uuid"] Family;
-    GpuEnergy = "nv_energy_consumption" Counter ["gpu_uuid"] Family;
-    PinnedMemoryTotal = "nv_pinned_memory_pool_total_bytes" Gauge [] Family;
-    PinnedMemoryUsed = "nv_pinned_memory_pool_used_bytes" Gauge [] Family;
-    GpuTemperature = "pharos_gpu_temperature_celsius" Gauge ["gpu_uuid"] Family;
-    GpuMemoryBandwidth = "pharos_gpu_memory_bandwidth_utilization" Gauge ["gpu_uuid"] Family;
-    WorkerCpu = "pharos_worker_cpu_seconds_total" Counter ["model", "version", "instance"] Family;
-    WorkerMemory = "pharos_worker_resident_bytes" Gauge ["model", "version", "instance"] Family;
-    WorkerGpuMemory = "pharos_worker_gpu_memory_bytes" Gauge ["model", "version", "instance", "gpu_uuid"] Family;
-    WorkerGpuUtilization = "pharos_worker_gpu_utilization" Gauge ["model", "version", "instance", "gpu_uuid"] Family;
-    ProcessCpu = "process_cpu_seconds_total" Counter [] Family;
-    ProcessMemory = "process_resident_memory_bytes" Gauge [] Family;
-    ProcessFds = "process_open_fds" Gauge [] Family;
-    ProcessStart = "process_start_time_seconds" Gauge [] Family;
-    BuildInfo = "pharos_build_info" Gauge ["version"] Family;
-    Requests = "pharos_requests_total" Counter ["protocol", "route", "code"] Answers;
-    RequestFailures = "pharos_request_failures_total" Counter ["protocol", "route", "reason"] RequestFailures;
-    Batches = "pharos_batches_total" Counter ["model", "version", "reason"] full(Batches);
-    PendingByPriority = "pharos_pending_requests" Gauge ["model", "version", "priority"] Family;
-    OldestPending = "pharos_oldest_pending_seconds" Gauge ["model", "version"] Family;
-    ExecutingRequests = "pharos_executing_requests" Gauge [] Family;
-    WaitingRequests = "pharos_waiting_requests" Gauge [] Family;
-    ExecutionSlots = "pharos_execution_slots" Gauge [] Family;
-    ModelExecuting = "pharos_model_executing_requests" Gauge ["model", "version"] Family;
-    ModelWaiting = "pharos_model_waiting_requests" Gauge ["model", "version"] Family;
-    ModelSlots = "pharos_model_execution_slots" Gauge ["model", "version"] Family;
-    ModelBatchSlots = "pharos_model_batch_free_slots" Gauge ["model", "version"] Family;
-    OpenStreams = "pharos_open_streams" Gauge ["protocol"] OpenStreams;
-    ModelLastLoad = "pharos_model_last_load_successful" Gauge ["model"] Family;
-    ModelState = "pharos_model_state" Gauge ["model", "version", "state"] Family;
-    ModelChanges = "pharos_model_changes_total" Counter ["change", "result"] Family;
-    OnDemandLoads = "pharos_on_demand_loads_total" Counter ["model", "result"] Family;
-    OnDemandUnloads = "pharos_on_demand_unloads_total" Counter ["model", "reason"] Family;
-    OnDemandHits = "pharos_on_demand_hits_total" Counter ["model"] Family;
-    ModelMemory = "pharos_model_memory_bytes" Gauge ["model", "version"] Family;
-    ModelMemoryLimit = "pharos_model_memory_limit_bytes" Gauge [] Family;
-    ModelMemoryUsed = "pharos_model_memory_used_bytes" Gauge [] Family;
-    ModelGpuMemory = "pharos_model_gpu_memory_bytes" Gauge ["model", "version", "gpu_uuid"] Family;
-    ModelGpuMemoryLimit = "pharos_model_gpu_memory_limit_bytes" Gauge ["gpu_uuid"] Family;
-    ModelGpuMemoryUsed = "pharos_model_gpu_memory_used_bytes" Gauge ["gpu_uuid"] Family;
-    OnDemandWait = "pharos_on_demand_wait_seconds" Histogram ["model"] Family, Seconds;
-    OnDemandWaiting = "pharos_on_demand_waiting_requests" Gauge [] Family;
-    Connections = "pharos_connections_total" Counter ["listener"] Family;
-    ConnectionsOpen = "pharos_connections_open" Gauge ["listener"] Family;
-    ConnectionsRefused = "pharos_connections_refused_total" Counter ["listener", "reason"] Family;
-    CredentialReloads = "pharos_credential_reloads_total" Counter ["file", "result"] Family;
-    RepositoryFetches = "pharos_repository_fetches_total" Counter ["repository", "result"] Family;
-    RepositoryBytes = "pharos_repository_fetched_bytes_total" Counter ["repository"] Family;
-    RepositorySeconds = "pharos_repository_fetch_seconds_total" Counter ["repository"] Family;
-    RepositoryReachable = "pharos_repository_reachable" Gauge ["repository"] Family;
-    TenantRequests = "pharos_tenant_requests_total" Counter ["model", "version", "tenant"] full(Tenant(TenantValue::Requests));
-    TenantFailures = "pharos_tenant_failures_total" Counter ["model", "version", "tenant"] full(Tenant(TenantValue::Failures));
-    TenantQueue = "pharos_tenant_queue_seconds_total" Counter ["model", "version", "tenant"] full(Tenant(TenantValue::QueueNs));
-    TenantCompute = "pharos_tenant_compute_seconds_total" Counter ["model", "version", "tenant"] full(Tenant(TenantValue::ComputeNs));
-    SloGoodRequests = "pharos_slo_good_requests_total" Counter ["model", "version", "slo", "sli"] full(Objective(Good));
-    SloRequests = "pharos_slo_requests_total" Counter ["model", "version", "slo", "sli"] full(Objective(All));
-    SloObjective = "pharos_slo_objective_ratio" Gauge ["model", "version", "slo", "sli"] full(Objective(Share));
-    SloThreshold = "pharos_slo_latency_threshold_seconds" Gauge ["model", "version", "slo", "sli"] full(Objective(Threshold));
-    SloBudget = "pharos_slo_error_budget_remaining_ratio" Gauge ["model", "version", "slo", "sli"] full(Objective(Budget));
-    Instances = "pharos_instances" Gauge ["model", "version", "state"] full(Instances);
-    InstanceState = "pharos_instance_state" Gauge ["model", "version", "instance", "state"] Family;
-    InstanceBusy = "pharos_instance_busy_seconds_total" Counter ["model", "version", "instance"] Family;
-    InstanceRestarts = "pharos_instance_restarts_total" Counter ["model", "version"] full(Count(Restarts, One));
-    QueueRefusals = "pharos_queue_refusals_total" Counter ["model", "version"] full(Count(QueueRefusals, One));
-    OutputMismatches = "pharos_output_mismatches_total" Counter ["model", "version"] full(Count(OutputMismatches, One));
-    Sequences = "pharos_sequences" Gauge ["model", "version", "state"] Family;
-    SequenceSlots = "pharos_sequence_slots" Gauge ["model", "version"] Family;
-    SequenceSlotsUsed = "pharos_sequence_slots_used" Gauge ["model", "version"] Family;
-    SequencesIdleEvicted = "pharos_sequences_idle_evicted_total" Counter ["model", "version"] Family;
-    SequenceStartErrors = "pharos_sequence_start_errors_total" Counter ["model", "version"] Family;
-    SequenceRestarts = "pharos_sequence_restarts_total" Counter ["model", "version"] Family;
-    RateLimiterWait = "pharos_rate_limiter_wait_seconds_total" Counter ["model", "version"] Family;
-    RateLimiterWaiting = "pharos_rate_limiter_waiting_instances" Gauge ["model", "version"] Family;
-    RateLimiterLimit = "pharos_rate_limiter_resource_limit" Gauge ["resource", "device"] Family;
-    RateLimiterUsed = "pharos_rate_limiter_resource_used" Gauge ["resource", "device"] Family;
-    EnsembleStep = "pharos_ensemble_step_duration_seconds" Histogram ["model", "version", "step", "member"] Family, Seconds;
-    EnsembleOverhead = "pharos_ensemble_overhead_duration_seconds" Histogram ["model", "version"] Family, Seconds;
-    EnsembleInflight = "pharos_ensemble_inflight_requests" Gauge ["model", "version", "step", "member"] Family;
-    ArenaUsed = "pharos_arena_used_bytes" Gauge ["model", "version", "instance", "direction"] Family;
-    CacheEntries = "pharos_cache_entries" Gauge [] Family;
-    CacheBytes = "pharos_cache_bytes" Gauge [] Family;
-    CacheEvictions = "pharos_cache_evictions_total" Counter [] Family;
-    CacheErrors = "pharos_cache_errors_total" Counter ["reason"] Family;
-    Traces = "pharos_traces_total" Counter ["result"] Family;
-    TraceSpans = "pharos_trace_spans_total" Counter ["result"] Family;
-    OtlpExports = "pharos_otlp_exports_total" Counter ["signal", "result"] Family;
-    OtlpPoints = "pharos_otlp_data_points_total" Counter ["result"] Family;
-    SharedMemoryRegions = "pharos_shared_memory_regions" Gauge ["kind"] Family;
-    SharedMemoryBytes = "pharos_shared_memory_region_bytes" Gauge ["kind"] Family;
-    SharedMemoryInUse = "pharos_shared_memory_in_use" Gauge ["kind"] Family;
-    SharedMemoryTensors = "pharos_shared_memory_tensors_total" Counter ["kind", "direction"] Family;
-    SharedMemoryTensorBytes = "pharos_shared_memory_tensor_bytes_total" Counter ["kind", "direction"] Family;
-    Samples = "pharos_metric_samples_total" Counter ["source"] Family;
-    SamplesDropped = "pharos_metric_samples_dropped_total" Counter ["model", "version"] full(Count(SamplesDropped, One));
-    LinesMalformed = "pharos_metric_lines_malformed_total" Counter ["source"] Family;
-    SeriesOverflowed = "pharos_metric_series_overflowed_total" Counter ["metric"] Family;
-    ChannelBytes = "pharos_metric_channel_bytes" Gauge ["model", "version", "instance"] Family;
-    TslogLines = "pharos_tslog_lines_total" Counter ["file"] UnloggedFamily;
-    TslogSkipped = "pharos_tslog_lines_skipped_total" Counter ["file"] UnloggedFamily;
-    TslogErrors = "pharos_tslog_write_errors_total" Counter ["file"] UnloggedFamily;
-    LogLinesLost = "pharos_log_lines_lost_total" Counter ["file"] Family;
-    Reloads = "pharos_metrics_reloads_total" Counter ["result"] Family;
+    RequestSuccess = "nv_inference_request_success" triton(Count(SuccessCount, One));
+    RequestFailure = "nv_inference_request_failure" triton(Failures);
+    InferenceCount = "nv_inference_count" triton(Count(InferenceCount, One));
+    ExecutionCount = "nv_inference_exec_count" triton(Count(ExecutionCount, One));
+    RequestDuration = "nv_inference_request_duration_us" triton(Count(SuccessNs, Micros));
+    QueueDuration = "nv_inference_queue_duration_us" triton(Count(QueueNs, Micros));
+    ComputeInputDuration = "nv_inference_compute_input_duration_us" triton(Count(ComputeInputNs, Micros));
+    ComputeInferDuration = "nv_inference_compute_infer_duration_us" triton(Count(ComputeInferNs, Micros));
+    ComputeOutputDuration = "nv_inference_compute_output_duration_us" triton(Count(ComputeOutputNs, Micros));
+    CacheHits = "nv_cache_num_hits_per_model" triton(CacheCount(CacheHits, One));
+    CacheMisses = "nv_cache_num_misses_per_model" triton(CacheCount(CacheMisses, One));
+    CacheHitDuration = "nv_cache_hit_duration_per_model" triton(CacheCount(CacheHitNs, Micros));
+    CacheMissDuration = "nv_cache_miss_duration_per_model" triton(CacheCount(CacheMissNs, Micros));
+    PendingRequests = "nv_inference_pending_request_count" triton(Pending);
+    ModelLoadDuration = "nv_model_load_duration_secs" triton(Count(LoadNs, Seconds));
+    RequestHistogram = "pharos_request_duration_seconds" tagged(Durations(Stage::Request));
+    QueueHistogram = "pharos_queue_duration_seconds" tagged(Durations(Stage::Queue));
+    ComputeInputHistogram = "pharos_compute_input_duration_seconds" tagged(Durations(Stage::ComputeInput));
+    ComputeInferHistogram = "pharos_compute_infer_duration_seconds" tagged(Durations(Stage::ComputeInfer));
+    ComputeOutputHistogram = "pharos_compute_output_duration_seconds" tagged(Durations(Stage::ComputeOutput));
+    FirstResponseHistogram = "nv_inference_first_response_histogram_ms" triton(FirstResponse);
+    StreamFirstResponse = "pharos_stream_first_response_seconds" tagged(Stream(StreamValue::FirstResponse));
+    StreamInterval = "pharos_stream_response_interval_seconds" tagged(Stream(StreamValue::Interval));
+    StreamLength = "pharos_stream_responses_per_request" tagged(Stream(StreamValue::Length));
+    StreamResponses = "pharos_stream_responses_total" tagged(Stream(StreamValue::Responses));
+    StreamResponseBytes = "pharos_stream_response_bytes_total" tagged(Stream(StreamValue::Bytes));
+    BatchSize = "pharos_batch_size" tagged(BatchSizes);
+    RequestSummary = "nv_inference_request_summary_us" triton(Quantiles(Stage::Request));
+    QueueSummary = "nv_inference_queue_summary_us" triton(Quantiles(Stage::Queue));
+    ComputeInputSummary = "nv_inference_compute_input_summary_us" triton(Quantiles(Stage::ComputeInput));
+    ComputeInferSummary = "nv_inference_compute_infer_summary_us" triton(Quantiles(Stage::ComputeInfer));
+    ComputeOutputSummary = "nv_inference_compute_output_summary_us" triton(Quantiles(Stage::ComputeOutput));
+    CacheHitSummary = "nv_cache_hit_summary_per_model" triton(CacheQuantiles(Lookup::Hit));
+    CacheMissSummary = "nv_cache_miss_summary_per_model" triton(CacheQuantiles(Lookup::Miss));
+    TsRequests = "ts_inference_requests_total" by_alias(Count(Requests, One));
+    TsLatency = "ts_inference_latency_microseconds" by_alias(Count(ClientNs, FractionalMicros));
+    TsQueueLatency = "ts_queue_latency_microseconds" by_alias(Count(ClientQueueNs, FractionalMicros));
+    Requests2xx = "Requests2XX" Source::HttpClass(HttpClass::Success);
+    Requests4xx = "Requests4XX" Source::HttpClass(HttpClass::ClientError);
+    Requests5xx = "Requests5XX" Source::HttpClass(HttpClass::Other);
+    QueueTime = "QueueTime" Family;
+    WorkerThreadTime = "WorkerThreadTime" Family;
+    WorkerLoadTime = "WorkerLoadTime" Family;
+    TsCpuUtilization = "CPUUtilization" Family;
+    TsMemoryUsed = "MemoryUsed" Family;
+    TsMemoryAvailable = "MemoryAvailable" Family;
+    TsMemoryUtilization = "MemoryUtilization" Family;
+    TsDiskUsage = "DiskUsage" Family;
+    TsDiskAvailable = "DiskAvailable" Family;
+    TsDiskUtilization = "DiskUtilization" Family;
+    TsGpuMemoryUtilization = "GPUMemoryUtilization" Family;
+    TsGpuMemoryUsed = "GPUMemoryUsed" Family;
+    TsGpuUtilization = "GPUUtilization" Family;
+    CpuUtilization = "nv_cpu_utilization" Family;
+    CpuMemoryTotal = "nv_cpu_memory_total_bytes" Family;
+    CpuMemoryUsed = "nv_cpu_memory_used_bytes" Family;
+    GpuUtilization = "nv_gpu_utilization" Family;
+    GpuMemoryTotal = "nv_gpu_memory_total_bytes" Family;
+    GpuMemoryUsed = "nv_gpu_memory_used_bytes" Family;
+    GpuPowerUsage = "nv_gpu_power_usage" Family;
+    GpuPowerLimit = "nv_gpu_power_limit" Family;
+    GpuEnergy = "nv_energy_consumption" Family;
+    PinnedMemoryTotal = "nv_pinned_memory_pool_total_bytes" Family;
+    PinnedMemoryUsed = "nv_pinned_memory_pool_used_bytes" Family;
+    GpuTemperature = "pharos_gpu_temperature_celsius" Family;
+    GpuMemoryBandwidth = "pharos_gpu_memory_bandwidth_utilization" Family;
+    WorkerCpu = "pharos_worker_cpu_seconds_total" Family;
+    WorkerMemory = "pharos_worker_resident_bytes" Family;
+    WorkerGpuMemory = "pharos_worker_gpu_memory_bytes" Family;
+    WorkerGpuUtilization = "pharos_worker_gpu_utilization" Family;
+    ProcessCpu = "process_cpu_seconds_total" Family;
+    ProcessMemory = "process_resident_memory_bytes" Family;
+    ProcessFds = "process_open_fds" Family;
+    ProcessStart = "process_start_time_seconds" Family;
+    BuildInfo = "pharos_build_info" Family;
+    Requests = "pharos_requests_total" Answers;
+    RequestFailures = "pharos_request_failures_total" RequestFailures;
+    Batches = "pharos_batches_total" full(Batches);
+    PendingByPriority = "pharos_pending_requests" Family;
+    OldestPending = "pharos_oldest_pending_seconds" Family;
+    ExecutingRequests = "pharos_executing_requests" Family;
+    WaitingRequests = "pharos_waiting_requests" Family;
+    ExecutionSlots = "pharos_execution_slots" Family;
+    ModelExecuting = "pharos_model_executing_requests" Family;
+    ModelWaiting = "pharos_model_waiting_requests" Family;
+    ModelSlots = "pharos_model_execution_slots" Family;
+    ModelBatchSlots = "pharos_model_batch_free_slots" Family;
+    OpenStreams = "pharos_open_streams" OpenStreams;
+    ModelLastLoad = "pharos_model_last_load_successful" Family;
+    ModelState = "pharos_model_state" Family;
+    ModelChanges = "pharos_model_changes_total" Family;
+    OnDemandLoads = "pharos_on_demand_loads_total" Family;
+    OnDemandUnloads = "pharos_on_demand_unloads_total" Family;
+    OnDemandHits = "pharos_on_demand_hits_total" Family;
+    ModelMemory = "pharos_model_memory_bytes" Family;
+    ModelMemoryLimit = "pharos_model_memory_limit_bytes" Family;
+    ModelMemoryUsed = "pharos_model_memory_used_bytes" Family;
+    ModelGpuMemory = "pharos_model_gpu_memory_bytes" Family;
+    ModelGpuMemoryLimit = "pharos_model_gpu_memory_limit_bytes" Family;
+    ModelGpuMemoryUsed = "pharos_model_gpu_memory_used_bytes" Family;
+    OnDemandWait = "pharos_on_demand_wait_seconds" Family;
+    OnDemandWaiting = "pharos_on_demand_waiting_requests" Family;
+    Connections = "pharos_connections_total" Family;
+    ConnectionsOpen = "pharos_connections_open" Family;
+    ConnectionsRefused = "pharos_connections_refused_total" Family;
+    CredentialReloads = "pharos_credential_reloads_total" Family;
+    RepositoryFetches = "pharos_repository_fetches_total" Family;
+    RepositoryBytes = "pharos_repository_fetched_bytes_total" Family;
+    RepositorySeconds = "pharos_repository_fetch_seconds_total" Family;
+    RepositoryReachable = "pharos_repository_reachable" Family;
+    TenantRequests = "pharos_tenant_requests_total" full(Tenant(TenantValue::Requests));
+    TenantFailures = "pharos_tenant_failures_total" full(Tenant(TenantValue::Failures));
+    TenantQueue = "pharos_tenant_queue_seconds_total" full(Tenant(TenantValue::QueueNs));
+    TenantCompute = "pharos_tenant_compute_seconds_total" full(Tenant(TenantValue::ComputeNs));
+    SloGoodRequests = "pharos_slo_good_requests_total" full(Objective(Good));
+    SloRequests = "pharos_slo_requests_total" full(Objective(All));
+    SloObjective = "pharos_slo_objective_ratio" full(Objective(Share));
+    SloThreshold = "pharos_slo_latency_threshold_seconds" full(Objective(Threshold));
+    SloBudget = "pharos_slo_error_budget_remaining_ratio" full(Objective(Budget));
+    Instances = "pharos_instances" full(Instances);
+    InstanceState = "pharos_instance_state" Family;
+    InstanceBusy = "pharos_instance_busy_seconds_total" Family;
+    InstanceRestarts = "pharos_instance_restarts_total" full(Count(Restarts, One));
+    QueueRefusals = "pharos_queue_refusals_total" full(Count(QueueRefusals, One));
+    OutputMismatches = "pharos_output_mismatches_total" full(Count(OutputMismatches, One));
+    Sequences = "pharos_sequences" Family;
+    SequenceSlots = "pharos_sequence_slots" Family;
+    SequenceSlotsUsed = "pharos_sequence_slots_used" Family;
+    SequencesIdleEvicted = "pharos_sequences_idle_evicted_total" Family;
+    SequenceStartErrors = "pharos_sequence_start_errors_total" Family;
+    SequenceRestarts = "pharos_sequence_restarts_total" Family;
+    RateLimiterWait = "pharos_rate_limiter_wait_seconds_total" Family;
+    RateLimiterWaiting = "pharos_rate_limiter_waiting_instances" Family;
+    RateLimiterLimit = "pharos_rate_limiter_resource_limit" Family;
+    RateLimiterUsed = "pharos_rate_limiter_resource_used" Family;
+    EnsembleStep = "pharos_ensemble_step_duration_seconds" Family;
+    EnsembleOverhead = "pharos_ensemble_overhead_duration_seconds" Family;
+    EnsembleInflight = "pharos_ensemble_inflight_requests" Family;
+    ArenaUsed = "pharos_arena_used_bytes" Family;
+    CacheEntries = "pharos_cache_entries" Family;
+    CacheBytes = "pharos_cache_bytes" Family;
+    CacheEvictions = "pharos_cache_evictions_total" Family;
+    CacheErrors = "pharos_cache_errors_total" Family;
+    Traces = "pharos_traces_total" Family;
+    TraceSpans = "pharos_trace_spans_total" Family;
+    OtlpExports = "pharos_otlp_exports_total" Family;
+    OtlpPoints = "pharos_otlp_data_points_total" Family;
+    SharedMemoryRegions = "pharos_shared_memory_regions" Family;
+    SharedMemoryBytes = "pharos_shared_memory_region_bytes" Family;
+    SharedMemoryInUse = "pharos_shared_memory_in_use" Family;
+    SharedMemoryTensors = "pharos_shared_memory_tensors_total" Family;
+    SharedMemoryTensorBytes = "pharos_shared_memory_tensor_bytes_total" Family;
+    Samples = "pharos_metric_samples_total" Family;
+    SamplesDropped = "pharos_metric_samples_dropped_total" full(Count(SamplesDropped, One));
+    LinesMalformed = "pharos_metric_lines_malformed_total" Family;
+    SeriesOverflowed = "pharos_metric_series_overflowed_total" Family;
+    ChannelBytes = "pharos_metric_channel_bytes" Family;
+    TslogLines = "pharos_tslog_lines_total" UnloggedFamily;
+    TslogSkipped = "pharos_tslog_lines_skipped_total" UnloggedFamily;
+    TslogErrors = "pharos_tslog_write_errors_total" UnloggedFamily;
+    LogLinesLost = "pharos_log_lines_lost_total" Family;
+    Reloads = "pharos_metrics_reloads_total" Family;
 }
 
 /// The former names of renamed metrics. A definition that uses one is refused with the present name.
@@ -252,43 +282,25 @@ const FORMER_NAMES: &[(&str, Builtin)] = &[
     ("pharos_ensemble_overhead_duration_us", Builtin::EnsembleOverhead),
 ];
 
-/// Upper bounds of durations in seconds: 50 us to 10 s.
-pub(super) const DURATIONS: &[f64] =
-    &[0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0];
-/// Upper bounds of the time to the first response in milliseconds: those of Triton.
-const FIRST_RESPONSE: &[f64] = &[100.0, 500.0, 2000.0, 5000.0];
-/// Upper bounds of the time to the first response of a stream in seconds: prompts take from milliseconds to a minute.
-const STREAM_FIRST_RESPONSE: &[f64] =
-    &[0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0];
-/// Upper bounds of the time between responses of a stream in seconds. Tokens are a few to some hundred milliseconds apart, so
-/// the buckets are narrower there.
-const STREAM_INTERVAL: &[f64] =
-    &[0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0];
-/// Upper bounds of the number of responses to a request. 0 counts the requests that had none.
-const STREAM_LENGTH: &[f64] =
-    &[0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0];
-/// Upper bounds of batch sizes.
-const BATCH_SIZES: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
-
 impl Builtin {
     /// Returns the metric's name in `metrics.yaml` and in the views.
     pub fn name(self) -> &'static str {
-        self.row().name
+        self.definition().name
     }
 
     /// Returns the metric's type.
     pub fn kind(self) -> Kind {
-        self.row().kind
+        self.definition().kind
     }
 
     /// Returns the names of its labels, in the order in which code gives their values. Series of models also carry `metric_tags`.
     pub fn dimensions(self) -> &'static [&'static str] {
-        self.row().dimensions
+        self.definition().labels
     }
 
     /// Returns the unit in which views show it, if it is a distribution of durations.
     pub(super) fn unit(self) -> Option<TimeUnit> {
-        self.row().unit
+        self.definition().unit
     }
 
     /// Returns the unit of its values if the server measures them as times.
@@ -301,11 +313,6 @@ impl Builtin {
         self.unit().or(counted)
     }
 
-    /// Returns where its values come from.
-    pub(super) fn source(self) -> Source {
-        self.row().source
-    }
-
     /// Returns the metric that shows these values of models.
     pub(super) fn showing(value: ModelValue) -> Option<Self> {
         Self::ALL.iter().copied().find(|builtin| matches!(builtin.source(), Model(_, shown) if shown == value))
@@ -316,16 +323,9 @@ impl Builtin {
         matches!(self.source(), Family | UnloggedFamily)
     }
 
-    /// Returns the default upper bounds of a histogram.
+    /// Returns the upper bounds of a histogram whose definition has none.
     pub fn buckets(self) -> &'static [f64] {
-        match self.source() {
-            Model(_, FirstResponse) => FIRST_RESPONSE,
-            Model(_, BatchSizes) => BATCH_SIZES,
-            Model(_, Stream(StreamValue::FirstResponse)) => STREAM_FIRST_RESPONSE,
-            Model(_, Stream(StreamValue::Interval)) => STREAM_INTERVAL,
-            Model(_, Stream(StreamValue::Length)) => STREAM_LENGTH,
-            _ => DURATIONS,
-        }
+        self.definition().buckets
     }
 
     /// Returns whether a model's configuration can set its buckets.

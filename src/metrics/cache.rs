@@ -7,29 +7,30 @@
 //! definitions contain keep their values. A reload changes [`Cache::generation`]: callers should then look up their
 //! handles again, because a handle of a removed metric counts where no view reads.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+mod detected;
+mod initial_series;
 
-use super::alias::{AliasCounts, ByAlias, Naming};
-use super::alignment::{align, is_host};
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::{Mutex, RwLock};
+use pharos_base::id::{ModelVersion, TenantId};
+
+use super::alias::{AliasCounts, ByAlias, Lines, Naming};
 use super::builtin::Builtin;
-use super::catalog::{Catalog, Difference, Kind, MAX_UNIT, MetricSpec, Mode, RECORDED_BY_WORKER, Views};
+use super::catalog::{
+    Catalog, Difference, Kind, MAX_UNIT, MetricSpec, Mode, RECORDED_BY_WORKER, TenantSource, Views, WorkerLabel,
+};
 use super::channel::Definition;
 use super::family::{Family, Found, Registry};
-use super::journal::Journal;
-use super::series::{ModelSeries, RequestSeries};
+use super::journal::{Journal, Line};
+use super::label_schema::LabelSchema;
+use super::series::{ModelSeries, RequestSeries, Times};
+use super::source::LabelSet;
 use super::summary::CoarseClock;
 use super::tenants::Tenants;
 use super::transaction::Transactions;
-use crate::id::ModelVersion;
-
-mod batch_times;
-mod builtins;
-mod detected;
-mod initial_series;
-mod ownership;
-mod tenants;
 
 pub use super::cell::Cell;
 pub use super::family::Series;
@@ -125,7 +126,7 @@ impl Cache {
 
     /// Returns the current definition with its families.
     pub fn registry(&self) -> Arc<Registry> {
-        Arc::clone(&self.registry.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.registry.read())
     }
 
     /// Replaces the definition and returns what changes. Keeps the values of metrics that are compatible in both
@@ -141,7 +142,7 @@ impl Cache {
     }
 
     fn replace(&self, catalog: Catalog) -> Difference {
-        let mut registry = self.registry.write().unwrap_or_else(PoisonError::into_inner);
+        let mut registry = self.registry.write();
         let detected = registry.catalog().iter().map(|(_, spec)| spec).filter(|spec| spec.detected);
         let catalog = detected.fold(catalog, |catalog, spec| match catalog.check_collisions(&spec.name, spec.kind) {
             Ok(()) => catalog.with_metric(spec.clone()),
@@ -190,7 +191,7 @@ impl Cache {
         &self.clock
     }
 
-    /// Creates all series of a model version at 0. They replace those of an earlier load. `tags` are its `metric_tags`.
+    /// Creates all series of a model version at 0. They replace the series of an earlier load. `tags` are its `metric_tags`.
     pub fn model_loaded(&self, model: &ModelVersion, tags: &[(String, String)]) -> Arc<ModelSeries> {
         self.model_loaded_with(model, tags, Vec::new())
     }
@@ -222,10 +223,10 @@ impl Cache {
         series
     }
 
-    /// Shows the series of a model version in all views. They replace those of an earlier load, whose later events count in them.
+    /// Shows the series of a model version in all views. They replace the series of an earlier load, whose later events count in them.
     pub fn show_model(&self, series: &Arc<ModelSeries>) {
         let replaced = {
-            let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
+            let mut models = self.models.write();
             let replaced = models.insert(series.model().clone(), Arc::clone(series));
             // Locked, so that no view shows the new series while events still count in the old ones.
             let replaced = replaced.filter(|replaced| !Arc::ptr_eq(replaced, series));
@@ -236,7 +237,7 @@ impl Cache {
             self.depart(&replaced);
         }
         // The definition may have changed since the series were created. Locked, so that it does not change meanwhile.
-        series.define(&self.registry.read().unwrap_or_else(PoisonError::into_inner), &self.clock);
+        series.define(&self.registry.read(), &self.clock);
         series.set_times(self.times(series));
     }
 
@@ -255,13 +256,13 @@ impl Cache {
     /// Keeps a removed model's series until the metric logs contain the growth of its counters.
     fn depart(&self, series: &Arc<ModelSeries>) {
         if self.journal.is_enabled() {
-            self.unloaded.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(series));
+            self.unloaded.lock().push(Arc::clone(series));
             self.journal.notify();
         }
     }
 
     pub(super) fn take_unloaded(&self) -> Vec<Arc<ModelSeries>> {
-        std::mem::take(&mut *self.unloaded.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.unloaded.lock())
     }
 
     /// Starts counting requests by alias. Call it before models are loaded.
@@ -286,12 +287,12 @@ impl Cache {
 
     /// Returns the series of a loaded model version.
     pub fn model(&self, model: &ModelVersion) -> Option<Arc<ModelSeries>> {
-        self.models.read().unwrap_or_else(PoisonError::into_inner).get(model).cloned()
+        self.models.read().get(model).cloned()
     }
 
     /// Returns the series of all loaded model versions, by name and version.
     pub fn models(&self) -> Vec<Arc<ModelSeries>> {
-        self.models.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+        self.models.read().values().cloned().collect()
     }
 
     /// Returns a counter by name and label values, created at 0 on first use. The values are in the order of the
@@ -353,12 +354,17 @@ impl Cache {
         if spec.kind != kind {
             return Err(SampleError::WrongKind { metric: name.to_owned(), expected: spec.kind, given: kind });
         }
-        let values = batch_times::in_order(spec, labels);
-        if values.len() != labels.len() || values.len() != spec.dimensions.len() {
-            let given = labels.iter().map(|_| "_".to_owned()).collect();
-            return Err(SampleError::WrongLabels { metric: name.to_owned(), expected: spec.dimensions.clone(), given });
+        let schema = LabelSchema::new(&spec.name, &spec.dimensions);
+        let values: Option<Vec<String>> = match spec.builtin {
+            Some(builtin) => {
+                schema.reorder(builtin.dimensions(), labels).map(|value| value.map(str::to_owned)).collect()
+            }
+            None => Some(labels.iter().map(|value| (*value).to_owned()).collect()),
+        };
+        match values.filter(|_| labels.len() == spec.dimensions.len()) {
+            Some(values) => self.bounded(family, &values),
+            None => Err(schema.wrong_labels(labels.iter().map(|_| "_"))),
         }
-        self.bounded(family, &values)
     }
 
     /// Returns the series for a sample of a worker or another program, created at 0 on first use. Fills in a missing
@@ -392,8 +398,10 @@ impl Cache {
             }
             return Err(SampleError::WrongKind { metric: spec.name.clone(), expected: spec.kind, given });
         }
-        let is_new = |(label, _): &(String, String)| !spec.dimensions.contains(label);
-        if spec.detected && !spec.described && definition.labels.iter().any(is_new) {
+        if spec.detected
+            && !spec.described
+            && definition.labels.iter().any(|(label, _)| !spec.dimensions.contains(label))
+        {
             let labels: Vec<String> = definition.labels.iter().map(|(label, _)| label.clone()).collect();
             self.widen(&spec.name, spec.kind, &labels)?;
             return Ok(None);
@@ -405,10 +413,10 @@ impl Cache {
     fn values(&self, spec: &MetricSpec, definition: &Definition) -> Result<Vec<String>, SampleError> {
         let default = |label: &str| match label {
             _ if spec.described => Some(""),
-            label if is_host(label) => Some(self.settings.hostname.as_str()),
+            label if WorkerLabel::is_host(label) => Some(self.settings.hostname.as_str()),
             _ => spec.detected.then_some(""),
         };
-        let values = align(&spec.name, &definition.labels, &spec.dimensions, |_| false, default)?;
+        let values = LabelSchema::new(&spec.name, &spec.dimensions).align(&definition.labels, default)?;
         Ok(values.into_iter().map(str::to_owned).collect())
     }
 
@@ -497,13 +505,182 @@ fn check_lengths<'a>(metric: &str, values: impl IntoIterator<Item = &'a String>)
     }
 }
 
+/// Returns the series of a metric's name and label values.
+type Find = fn(&Cache, &str, &[&str]) -> Result<Arc<Series>, SampleError>;
+
+impl Cache {
+    /// Adds to a built-in counter, with label values in the order of [`Builtin::dimensions`]. `by` is not negative; 0 creates
+    /// the series. Does nothing if the counter is not defined.
+    pub fn count(&self, builtin: Builtin, labels: &[&str], by: f64) {
+        if let Ok(series) = self.counter(builtin.name(), labels) {
+            let _ = series.add_or_update(by);
+        }
+    }
+
+    /// Sets a series of a built-in gauge, with label values in the order of [`Builtin::dimensions`]. Does nothing if the
+    /// gauge is not defined.
+    pub fn set_gauge(&self, builtin: Builtin, labels: &[&str], value: f64) {
+        if let Ok(series) = self.gauge(builtin.name(), labels) {
+            let _ = series.add_or_update(value);
+        }
+    }
+
+    /// Sets all series of a built-in gauge, with label values in the order of [`Builtin::dimensions`], and removes all
+    /// others. Does nothing if the gauge is not defined.
+    pub fn set_gauges(&self, builtin: Builtin, rows: &[(Vec<&str>, f64)]) {
+        self.update_all(builtin, rows, Self::gauge);
+    }
+
+    /// Adds to all series of a built-in counter, with label values in the order of [`Builtin::dimensions`], and removes all
+    /// others. Rows of equal labels add up. Does nothing if the counter is not defined.
+    pub fn count_all(&self, builtin: Builtin, rows: &[(Vec<&str>, f64)]) {
+        self.update_all(builtin, rows, Self::counter);
+    }
+
+    fn update_all(&self, builtin: Builtin, rows: &[(Vec<&str>, f64)], find: Find) {
+        let mut now = HashSet::with_capacity(rows.len());
+        for (labels, value) in rows {
+            let Ok(series) = find(self, builtin.name(), labels) else { return };
+            // A gauge accepts every value, and a counter every value that is not negative.
+            let _ = series.add_or_update(*value);
+            now.insert(Arc::as_ptr(&series.cell));
+        }
+        self.remove_series(builtin.name(), |series| !now.contains(&Arc::as_ptr(&series.cell)));
+    }
+}
+
+/// Nanoseconds in a microsecond: metrics named `ts_*_latency_microseconds` show cells in nanoseconds.
+const NS_OF_MICROSECOND: f64 = 1000.0;
+
+impl Cache {
+    /// Returns the gauges that every executed batch sets, `QueueTime` and `WorkerThreadTime`, if they are defined.
+    pub(super) fn host_times(&self) -> [Option<Arc<Series>>; 2] {
+        [Builtin::QueueTime, Builtin::WorkerThreadTime]
+            .map(|builtin| self.gauge(builtin.name(), &["Host", self.hostname()]).ok())
+    }
+
+    /// Returns the destinations of the times of this model's batches under the current definition.
+    pub(super) fn times(&self, model: &ModelSeries) -> Times {
+        let [queue, worker_thread] = self.host_times();
+        let Lines { latency, queue_latency } = match self.naming() {
+            Some(_) => Lines::default(),
+            None => self.latency_lines(&model.labels(LabelSet::Alias, self.hostname())),
+        };
+        Times { queue, worker_thread, latency, queue_latency }
+    }
+
+    /// Returns the log lines of the latencies of requests by this name and version.
+    pub(super) fn alias_lines(&self, name: &str, version: &str) -> Lines {
+        self.latency_lines(&[("model_name", name), ("model_version", version), ("hostname", self.hostname())])
+    }
+
+    fn latency_lines(&self, labels: &[(&str, &str)]) -> Lines {
+        let registry = self.registry();
+        let line = |builtin: Builtin| {
+            let family = registry.family(builtin.name()).filter(|family| family.views.tslog)?;
+            Some(Arc::new(Line::of_server(&family.spec, labels, self.hostname(), NS_OF_MICROSECOND)))
+        };
+        Lines { latency: line(Builtin::TsLatency), queue_latency: line(Builtin::TsQueueLatency) }
+    }
+}
+
+impl Cache {
+    /// Removes the series of a model version from all views, including those that only its workers wrote. If the
+    /// version has been loaded again, the new series remain.
+    pub fn model_unloaded(&self, series: &Arc<ModelSeries>) {
+        {
+            let mut models = self.models.write();
+            if models.get(series.model()).is_some_and(|current| Arc::ptr_eq(current, series)) {
+                models.remove(series.model());
+                self.depart(series);
+            }
+        }
+        self.release(series.release_owned());
+    }
+
+    /// Returns the series for a sample of a worker of this model, as [`Cache::resolve`]. It is removed with the last model whose
+    /// workers write it; the late sample of an unloaded model creates none.
+    ///
+    /// # Errors
+    /// The errors of [`Cache::resolve`], and [`SampleError::Unloaded`].
+    pub(crate) fn resolve_for(&self, model: &ModelSeries, definition: &Definition) -> Result<Arc<Series>, SampleError> {
+        if model.has_ended() {
+            return self.existing(definition).ok_or_else(|| SampleError::Unloaded(definition.name.clone()));
+        }
+        let series = self.resolve(definition)?;
+        self.own(model, &series);
+        Ok(series)
+    }
+
+    /// Registers that this model writes a series. Removes the series if the model was unloaded meanwhile and no other writes it.
+    pub(crate) fn own(&self, model: &ModelSeries, series: &Arc<Series>) {
+        if !model.add_owned(series) && series.cell.owners.load(Ordering::Relaxed) == 0 {
+            self.release([Arc::clone(series)]);
+        }
+    }
+
+    /// Makes the successor an owner of the counters and distributions that the workers of a replaced load wrote, so that they
+    /// continue whether or not its workers have written them already. A gauge ends with the workers that set it.
+    pub(super) fn continue_owned(&self, series: &ModelSeries, replaced: &ModelSeries) {
+        let continuing = replaced.all_owned().into_iter().filter(|owned| owned.spec().kind != Kind::Gauge);
+        continuing.for_each(|owned| self.own(series, &owned));
+    }
+
+    /// Removes series that no loaded model's workers write any more.
+    pub(crate) fn release(&self, released: impl IntoIterator<Item = Arc<Series>>) {
+        for series in released {
+            let spec = series.spec();
+            while let Some(family) = self.registry().family_of(&spec.name, Some(spec.kind)) {
+                if family.remove_one(&series) {
+                    break;
+                }
+            }
+            if spec.detected {
+                self.end_detected(&spec.name, spec.kind);
+            }
+        }
+    }
+
+    /// Returns the series for a sample, if there is one.
+    fn existing(&self, definition: &Definition) -> Option<Arc<Series>> {
+        let registry = self.registry();
+        let family = registry.family_of(&definition.name, definition.kind)?;
+        let spec = &family.spec;
+        let is_allowed = spec.builtin.is_none() && definition.kind.is_none_or(|kind| kind == spec.kind);
+        if is_allowed { family.get(&self.values(spec, definition).ok()?) } else { None }
+    }
+}
+
+impl Cache {
+    /// Checks that a new definition can replace the current one while the server runs.
+    ///
+    /// # Errors
+    /// It assigns requests to tenants by another rule.
+    pub fn check_reload(&self, catalog: &Catalog) -> Result<(), String> {
+        match self.tenants().map(Tenants::rule) == catalog.tenants() {
+            true => Ok(()),
+            false => Err("`tenants` has changed, which needs a restart of the server".to_owned()),
+        }
+    }
+
+    /// Returns where the names of tenants come from; `None` if tenants are not distinguished.
+    pub fn tenant_source(&self) -> Option<&TenantSource> {
+        self.tenants().map(|tenants| &tenants.rule().source)
+    }
+
+    /// Returns the tenant of this name. An empty name means no tenant.
+    pub fn tenant(&self, name: &[u8]) -> TenantId {
+        self.tenants().map_or_else(TenantId::default, |tenants| tenants.of(name))
+    }
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::metrics::exposition::{Format, render};
-    use crate::metrics::reading::{Details, Histogram, Reading};
-    use crate::metrics::sample_error::MAX_DETECTED;
+    use crate::exposition::{Format, render};
+    use crate::reading::{Details, Histogram, Reading};
+    use crate::sample_error::MAX_DETECTED;
 
     const CUSTOM: &str = "
 ts_metrics:
@@ -539,8 +716,8 @@ model_metrics:
     #[test]
     fn a_gauge_that_is_created_before_its_first_value_is_not_shown_with_0() {
         let cache = Arc::new(cache());
-        let (waited, level) =
-            (cache.gauge("QueueTime", &["Host", "h"]).unwrap(), cache.gauge("Level", &["h"]).unwrap());
+        let waited = cache.gauge("QueueTime", &["Host", "h"]).unwrap();
+        let level = cache.gauge("Level", &["h"]).unwrap();
         let shown = |name: &str| {
             let text = render(&cache, Format::Text);
             text.lines().find_map(|line| line.strip_prefix(name)?.split_once("} ")).map(|(_, value)| value.to_owned())
@@ -722,8 +899,8 @@ model_metrics:
 
     #[test]
     fn series_with_known_labels_exist_from_the_start() {
-        let (log, counters) =
-            ("pharos_tslog_lines_skipped_total", "pharos_metric_samples_total pharos_metrics_reloads_total");
+        let log = "pharos_tslog_lines_skipped_total";
+        let counters = "pharos_metric_samples_total pharos_metrics_reloads_total";
         let builtin = |name: &str, label: &str| format!("    - {{name: {name}, unit: c, dimensions: [{label}]}}\n");
         let mut text = format!("mode: both\nts_metrics:\n  counter:\n{}", builtin(log, "file"));
         for (name, label) in counters.split(' ').zip(["source", "result"]) {

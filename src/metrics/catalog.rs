@@ -4,6 +4,7 @@
 
 mod also_as;
 mod anchors;
+mod default_buckets;
 mod difference;
 mod fields;
 pub mod listing;
@@ -21,12 +22,14 @@ mod worker_labels;
 use std::collections::HashMap;
 
 use super::builtin::Builtin;
-use super::emitter::default_buckets;
 use super::unit::TimeUnit;
+use default_buckets::default_buckets;
 use names::Names;
 
 pub use super::kind::Kind;
 pub use also_as::OtherName;
+#[cfg(test)]
+pub(super) use default_buckets::MILLISECOND_BUCKETS;
 pub use difference::Difference;
 pub(super) use fields::MAX_UNIT;
 pub(super) use names::{check_reserved, is_label_name, is_metric_name};
@@ -41,7 +44,7 @@ pub use worker_labels::WorkerLabel;
 /// The shipped `metrics.yaml`.
 pub const SHIPPED: &str = include_str!("../../metrics.yaml");
 
-/// The default quantiles of a summary: those of Triton.
+/// The default quantiles of a summary: Triton's.
 pub const DEFAULT_QUANTILES: [f64; 5] = [0.5, 0.9, 0.95, 0.99, 0.999];
 
 /// The most quantiles of one summary.
@@ -156,7 +159,7 @@ impl MetricSpec {
         pairs.filter(|(_, value)| !self.detected || !value.is_empty())
     }
 
-    /// Returns whether scrapes show its labels in alphabetical order, as in Triton, and not in that of the definition.
+    /// Returns whether scrapes show its labels in alphabetical order, as in Triton, and not in the definition's order.
     pub(super) fn has_sorted_labels(&self) -> bool {
         self.described || self.builtin.is_some_and(Builtin::has_labels_of_triton)
     }
@@ -167,14 +170,15 @@ impl MetricSpec {
         of_worker || matches!(self.builtin, Some(Builtin::QueueTime | Builtin::WorkerThreadTime))
     }
 
-    /// Returns the unit of its values if it is one of time. That of times that the server measures is fixed.
+    /// Returns the unit of its values if it is a unit of time. Times that the server measures have a fixed unit.
     pub(super) fn time_unit(&self) -> Option<TimeUnit> {
         self.builtin.and_then(Builtin::time_unit).or_else(|| TimeUnit::from_name(&self.unit))
     }
 
     /// Returns the definition under a further name, with the unit of that name.
     pub(super) fn renamed(&self, other: &OtherName) -> Self {
-        let (name, unit) = (other.name.clone(), other.unit.as_ref().unwrap_or(&self.unit).clone());
+        let name = other.name.clone();
+        let unit = other.unit.as_ref().unwrap_or(&self.unit).clone();
         let help = match &other.unit {
             Some(unit) => format!("Other name of {}, in {unit}", self.name),
             None => format!("Other name of {}", self.name),
@@ -251,13 +255,13 @@ impl Catalog {
     /// Returns the first error, with its position.
     pub fn parse(text: &str, file: &str) -> Result<Self, CatalogError> {
         let parsed = parse::parse(text, file)?;
-        let metrics = (parsed.specs, parsed.disabled);
-        Ok(Self::new(parsed.globals, metrics, parsed.places))
+        Ok(Self::new(parsed.globals, parsed.specs, parsed.disabled, parsed.places))
     }
 
     fn new(
         globals: Globals,
-        (specs, disabled): (Vec<MetricSpec>, Vec<MetricSpec>),
+        specs: Vec<MetricSpec>,
+        disabled: Vec<MetricSpec>,
         places: HashMap<String, usize>,
     ) -> Self {
         let ids = (0..).map(MetricId);
@@ -283,7 +287,7 @@ impl Catalog {
             let place = |spec: &MetricSpec| self.places.get(&spec.name).copied().unwrap_or(usize::MAX);
             to.insert(to.partition_point(|other| place(other) <= place(&spec)), spec);
         }
-        Self::new(self.globals, (self.specs, self.disabled), self.places)
+        Self::new(self.globals, self.specs, self.disabled, self.places)
     }
 
     /// Returns the catalog with another mode.
@@ -308,13 +312,13 @@ impl Catalog {
     #[must_use]
     pub fn with_metric(mut self, spec: MetricSpec) -> Self {
         self.specs.push(spec);
-        Self::new(self.globals, (self.specs, self.disabled), self.places)
+        Self::new(self.globals, self.specs, self.disabled, self.places)
     }
 
     /// Returns the catalog without the active metric of this name.
     pub(super) fn without(mut self, name: &str) -> Self {
         self.specs.retain(|spec| spec.name != name);
-        Self::new(self.globals, (self.specs, self.disabled), self.places)
+        Self::new(self.globals, self.specs, self.disabled, self.places)
     }
 
     /// Returns the catalog with this definition in place of the one of the same name and type.
@@ -322,7 +326,7 @@ impl Catalog {
         if let Some(changed) = self.specs.iter_mut().find(|old| old.name == spec.name && old.kind == spec.kind) {
             *changed = spec;
         }
-        Self::new(self.globals, (self.specs, self.disabled), self.places)
+        Self::new(self.globals, self.specs, self.disabled, self.places)
     }
 
     /// Returns the catalog of the shipped file.
@@ -351,7 +355,7 @@ impl Catalog {
     }
 
     /// Warns about definitions that are valid but probably unintended: a file without active metrics, or a metric that
-    /// no code records and whose name is almost that of a recorded one.
+    /// no code records and whose name is almost the name of a recorded one.
     pub fn warnings(&self) -> Vec<String> {
         warnings::of(self)
     }
@@ -415,8 +419,8 @@ impl Catalog {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use super::default_buckets::SECOND_BUCKETS;
     use super::*;
-    use crate::metrics::emitter::SECOND_BUCKETS;
     use proptest::prelude::*;
 
     fn error(text: &str) -> String {
@@ -439,7 +443,10 @@ mod tests {
             assert!(known, "{} is missing in metrics.yaml", builtin.name());
         }
         for spec in catalog.iter().map(|(_, spec)| spec).chain(catalog.disabled()) {
-            if let Some(unit) = spec.builtin.and_then(Builtin::unit) {
+            let Some(builtin) = spec.builtin else { continue };
+            assert_eq!((spec.kind, &*spec.buckets), (builtin.kind(), builtin.buckets()), "{}", spec.name);
+            assert_eq!(spec.dimensions, builtin.dimensions(), "{}", spec.name);
+            if let Some(unit) = builtin.unit() {
                 assert_eq!(TimeUnit::from_name(&spec.unit), Some(unit), "{}", spec.name);
             }
         }
@@ -520,7 +527,7 @@ model_metrics:
         assert_eq!(catalog.find("T").unwrap().1.dimensions, ["ModelName", "Level", "Hostname"]);
     }
 
-    /// TorchServe appends the label to metrics of models, but not to those of the frontend.
+    /// TorchServe appends the label to metrics of models, but not to metrics of the frontend.
     #[test]
     fn torchserves_list_adds_a_host_label_to_model_metrics() {
         let file = |dimensions: &str, labels: &str| {
@@ -585,7 +592,8 @@ model_metrics:
         let text = "ts_metrics:\n  gauge:\n    - {name: CPUUtilization, unit: Percent, dimensions: [Level, Hostname]}\n    - {name: \
                     MemoryUsed, unit: M, dimensions: [Level, Hostname], help: mine}\nmodel_metrics:\n  gauge:\n    - {name: \
                     HandlerTime, unit: ms}\n    - {name: own, unit: s}\n  histogram:\n    - {name: PredictionTime, unit: s}\n";
-        let (catalog, shipped) = (Catalog::parse(text, "m.yaml").unwrap(), Catalog::shipped());
+        let catalog = Catalog::parse(text, "m.yaml").unwrap();
+        let shipped = Catalog::shipped();
         let help = |catalog: &Catalog, name: &str| catalog.find(name).unwrap().1.help.clone();
         for name in ["CPUUtilization", "HandlerTime"] {
             assert_eq!(help(&catalog, name), help(&shipped, name));
@@ -601,7 +609,7 @@ model_metrics:
             Catalog::parse(&text, "m.yaml").unwrap().find("a").unwrap().1.buckets.clone()
         };
         assert_eq!(buckets("Percent").last(), Some(&100.0));
-        assert_eq!(buckets("ms"), crate::metrics::emitter::MILLISECOND_BUCKETS);
+        assert_eq!(buckets("ms"), MILLISECOND_BUCKETS);
         assert_eq!(buckets("Items"), SECOND_BUCKETS);
     }
 

@@ -32,15 +32,15 @@
 mod reader;
 mod writer;
 
-pub use reader::{Corrupt, Event, Reader};
-pub use writer::{PushError, Sample, Writer};
-
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use pharos_base::shm::{self, SharedMemory};
+
 use super::catalog::Kind;
-use crate::shm::{self, SharedMemory};
+pub use reader::{Corrupt, Event, Reader};
+pub use writer::{PushError, Sample, Writer};
 
 /// The first word of a ring: `PHRSRING`.
 pub const MAGIC: u64 = u64::from_ne_bytes(*b"PHRSRING");

@@ -58,7 +58,8 @@ impl Counters {
         let mut lines = Lines { write: &mut write, singles, all: true, hostname: cache.hostname() };
         let readings = Readings::of_counters(cache, self.models.values().map(|(series, _)| series));
         for (builtin, spec) in &self.wanted {
-            let (source, from_now) = (builtin.source(), skip_past.contains(builtin));
+            let source = builtin.source();
+            let from_now = skip_past.contains(builtin);
             let counter = Counter { builtin: *builtin, spec, from_now };
             let rows = self.server.entry(*builtin).or_default();
             readings.of_server(source, &mut |labels, reading| grow(rows, counter, labels, reading, &mut lines));
@@ -66,7 +67,7 @@ impl Counters {
                 let Some((_, rows)) = self.models.get_mut(&Arc::as_ptr(&model.series).addr()) else { continue };
                 let rows = rows.entry(*builtin).or_default();
                 let mut visit = |labels: &[(&str, &str)], reading| grow(rows, counter, labels, reading, &mut lines);
-                readings.of_model(model, (spec, source), &mut visit);
+                readings.of_model(model, spec, source, &mut visit);
             }
         }
         let all_written = lines.all;
@@ -85,8 +86,8 @@ impl Counters {
         let wanted =
             families.families().iter().filter(|family| family.views.tslog && family.spec.kind == Kind::Counter);
         let wanted = wanted.filter_map(|family| Some((family.spec.builtin?, Arc::clone(&family.spec))));
-        let has_cells = |builtin: Builtin| !builtin.is_family() && !builtin.logs_each_sample();
-        let wanted: Vec<_> = wanted.filter(|(builtin, _)| has_cells(*builtin)).collect();
+        let wanted: Vec<_> =
+            wanted.filter(|(builtin, _)| !builtin.is_family() && !builtin.logs_each_sample()).collect();
         let old = std::mem::replace(&mut self.wanted, wanted);
         let kept = |builtin: Builtin| old.iter().any(|(other, _)| *other == builtin);
         for rows in self.models.values_mut().map(|(_, rows)| rows).chain([&mut self.server]) {

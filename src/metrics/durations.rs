@@ -1,7 +1,11 @@
 //! Distributions of the durations of a model's requests, by stage.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::{Mutex, MutexGuard};
+use pharos_base::id::TraceId;
+use pharos_base::timeline::Timeline;
 
 use super::atomic::Count;
 use super::builtin::Builtin;
@@ -12,8 +16,6 @@ use super::reading::{Details, Exemplar, Histogram};
 use super::source::{Lookup, ModelValue, Stage};
 use super::summary::{CoarseClock, Summary};
 use super::unit::TimeUnit;
-use crate::id::TraceId;
-use crate::timeline::Timeline;
 
 /// Returns the nanoseconds that a request spent in each stage, in the order of [`Stage::ALL`].
 fn stage_durations_ns(timeline: &Timeline) -> [u64; Stage::ALL.len()] {
@@ -93,7 +95,7 @@ impl Buckets {
     }
 
     fn exemplars(&self) -> MutexGuard<'_, BTreeMap<usize, Exemplar>> {
-        self.exemplars.lock().unwrap_or_else(PoisonError::into_inner)
+        self.exemplars.lock()
     }
 }
 
@@ -257,7 +259,7 @@ pub(super) fn definition(registry: &Registry, value: ModelValue) -> Option<(Arc<
     Some((Arc::clone(&family.spec), builtin.unit().unwrap_or(TimeUnit::Nanoseconds)))
 }
 
-/// Returns the buckets of a histogram: the model's own if it has some, else those of the definition.
+/// Returns the buckets of a histogram: the model's own if it has some, else the buckets of the definition.
 pub(super) fn own_or_defined<'a>(own: &'a [(String, Vec<f64>)], spec: &'a MetricSpec) -> &'a [f64] {
     own.iter().find(|(name, _)| *name == spec.name).map_or(&spec.buckets, |(_, bounds)| bounds)
 }
@@ -266,7 +268,7 @@ pub(super) fn own_or_defined<'a>(own: &'a [(String, Vec<f64>)], spec: &'a Metric
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::metrics::catalog::Catalog;
+    use crate::catalog::Catalog;
 
     #[test]
     fn no_duration_is_below_a_negative_bound() {

@@ -3,7 +3,7 @@
 //!
 //! Families are in the order of `metrics.yaml`, without those that have no series; further names (`also_as`) follow the
 //! family's own. Series are ordered by model, version and label values. Labels are in the order of the definition, then
-//! a model's namespace and tags, then `le` or `quantile`; those of Triton's metrics and of metrics that models describe are in
+//! a model's namespace and tags, then `le` or `quantile`; the labels of Triton's metrics and of metrics that models describe are in
 //! alphabetical order before `le` or `quantile`, as in Triton.
 //!
 //! `samples` writes the classic format and all distributions; `prometheus-client` encodes the counters and gauges of
@@ -125,7 +125,9 @@ impl View {
     /// Writes a family if it has series.
     fn encode_family(&self, encoder: &mut DescriptorEncoder<'_>, named: &Named) -> fmt::Result {
         let spec = named.spec();
-        let (mut unused, mut described, mut result) = (Some(encoder), None, Ok(()));
+        let mut unused = Some(encoder);
+        let mut described = None;
+        let mut result = Ok(());
         self.readings.each_named(named, &mut |labels, reading| {
             // Distributions are written by hand, see `is_by_hand`.
             let Reading::Number(number) = reading else { return };
@@ -139,7 +141,7 @@ impl View {
                 }
             }
             if let Some(encoder) = &mut described {
-                result = self.encode_number(encoder, spec, (&Labels::new(spec, labels), number));
+                result = self.encode_number(encoder, spec, &Labels::new(spec, labels), number);
             }
         });
         result
@@ -164,7 +166,8 @@ impl View {
         &self,
         family: &mut MetricEncoder<'_>,
         spec: &MetricSpec,
-        (labels, number): (&Labels<'_>, Number),
+        labels: &Labels<'_>,
+        number: Number,
     ) -> fmt::Result {
         let total = self.total_stem(spec).is_some();
         let write = |sample: &mut MetricEncoder<'_>| {
@@ -178,7 +181,7 @@ impl View {
         if labels.0.is_empty() { write(family) } else { write(&mut family.encode_family(labels)?) }
     }
 
-    /// Returns the name of an OpenMetrics counter's family: that of its sample without `_total`.
+    /// Returns the name of an OpenMetrics counter's family: the name of its sample without `_total`.
     fn total_stem<'s>(&self, spec: &'s MetricSpec) -> Option<&'s str> {
         let counter = self.format == Format::OpenMetrics && spec.kind == Kind::Counter;
         spec.name.strip_suffix("_total").filter(|stem| counter && !stem.is_empty())
@@ -191,7 +194,7 @@ fn escape_help(help: &str, format: Format) -> String {
     if format == Format::OpenMetrics { escaped.replace('"', "\\\"") } else { escaped }
 }
 
-/// Labels of one series: those of the definition in its order, then a model's namespace and tags by name. The labels of
+/// Labels of one series: the labels of the definition in its order, then a model's namespace and tags by name. The labels of
 /// Triton's metrics, and of a metric that models describe, are in alphabetical order, as in Triton. Values are not escaped yet.
 struct Labels<'a>(Vec<(&'a str, &'a str)>);
 

@@ -1,12 +1,15 @@
 //! Families of series by label values, and the registry of all families of one definition.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
+
+use parking_lot::RwLock;
 
 use super::builtin::Builtin;
 use super::catalog::{Catalog, Kind, MetricSpec, Views};
 use super::cell::Cell;
 use super::journal::{Journal, Line};
+use super::label_schema::LabelSchema;
 use super::reading::{Details, Reading};
 use super::sample_error::SampleError;
 use super::summary::CoarseClock;
@@ -143,8 +146,8 @@ impl Family {
 
     fn member(&self, labels: &[String], cell: Arc<Cell>) -> Arc<Series> {
         let logged = self.views.tslog && !self.spec.builtin.is_some_and(Builtin::is_unlogged);
-        let line = || Arc::new(Line::new(&self.spec, labels, self.journal.hostname()));
-        let log = logged.then(|| (Arc::clone(&self.journal), line()));
+        let log = logged
+            .then(|| (Arc::clone(&self.journal), Arc::new(Line::new(&self.spec, labels, self.journal.hostname()))));
         Arc::new(Series { spec: Arc::clone(&self.spec), labels: labels.into(), cell, log })
     }
 
@@ -165,40 +168,40 @@ impl Family {
 
     /// Shares the cells of an earlier family of the metric, which ends.
     fn take_over(&self, earlier: &Self) {
-        let mut members = earlier.write();
+        let mut members = earlier.members.write();
         members.has_ended = true;
         let renewed = members.by_labels.iter().map(|(labels, old)| {
             let labels = self.labels_of(&earlier.spec, labels);
             let series = self.member(&labels, old.cell.clone());
             (labels, series)
         });
-        self.write().by_labels = renewed.collect();
+        self.members.write().by_labels = renewed.collect();
     }
 
     fn end(&self) {
-        self.write().has_ended = true;
+        self.members.write().has_ended = true;
     }
 
     /// Ends the family if it has no series. Returns whether it has ended.
     fn end_if_empty(&self) -> bool {
-        let mut members = self.write();
+        let mut members = self.members.write();
         members.has_ended |= members.by_labels.is_empty();
         members.has_ended
     }
 
     /// Returns whether it has no series.
     pub(super) fn is_empty(&self) -> bool {
-        self.read().by_labels.is_empty()
+        self.members.read().by_labels.is_empty()
     }
 
     /// Returns all series.
     pub(super) fn all(&self) -> Vec<Arc<Series>> {
-        self.read().by_labels.values().cloned().collect()
+        self.members.read().by_labels.values().cloned().collect()
     }
 
     /// Returns the series of these label values, if it exists.
     pub(super) fn get(&self, labels: &[String]) -> Option<Arc<Series>> {
-        self.read().by_labels.get(labels).cloned()
+        self.members.read().by_labels.get(labels).cloned()
     }
 
     /// Returns the series of these label values and creates it if it is new, unless that would exceed `most` series.
@@ -206,27 +209,28 @@ impl Family {
         if let Some(series) = self.get(labels) {
             return Found::Series(series);
         }
-        let mut members = self.write();
+        let mut members = self.members.write();
         if members.has_ended {
             return Found::Ended;
         }
         if members.by_labels.len() >= most && !members.by_labels.contains_key(labels) {
             return Found::Full;
         }
-        let new = || self.member(labels, Arc::new(Cell::new(&self.spec, clock, Arc::clone(&self.transactions))));
-        Found::Series(Arc::clone(members.by_labels.entry(labels.into()).or_insert_with(new)))
+        Found::Series(Arc::clone(members.by_labels.entry(labels.into()).or_insert_with(|| {
+            self.member(labels, Arc::new(Cell::new(&self.spec, clock, Arc::clone(&self.transactions))))
+        })))
     }
 
     /// Removes the series for which `gone` returns true.
     pub(super) fn remove(&self, mut gone: impl FnMut(&Series) -> bool) {
-        self.write().by_labels.retain(|_, series| !gone(series));
+        self.members.write().by_labels.retain(|_, series| !gone(series));
     }
 
     /// Removes a series, which may be a handle from before labels were added. Returns `false` if the family has ended: it must be
     /// looked up again.
     pub(super) fn remove_one(&self, series: &Series) -> bool {
         let labels = self.labels_of(&series.spec, &series.labels);
-        let mut members = self.write();
+        let mut members = self.members.write();
         if members.has_ended {
             return false;
         }
@@ -238,11 +242,8 @@ impl Family {
 
     /// Returns the values of a series from before labels were added: empty for the new labels.
     fn labels_of(&self, earlier: &MetricSpec, values: &[String]) -> Box<[String]> {
-        let value = |label: &String| {
-            let at = earlier.dimensions.iter().position(|other| other == label)?;
-            values.get(at).cloned()
-        };
-        self.spec.dimensions.iter().map(|label| value(label).unwrap_or_default()).collect()
+        let schema = LabelSchema::new(&self.spec.name, &self.spec.dimensions);
+        schema.reorder(&earlier.dimensions, values).map(|value| value.unwrap_or_default().to_owned()).collect()
     }
 
     /// Creates the family of the same metric with further labels. The existing series have no values for them.
@@ -250,14 +251,6 @@ impl Family {
         let new = Self::new(catalog, spec, &self.journal, &self.transactions);
         new.take_over(self);
         new
-    }
-
-    fn read(&self) -> RwLockReadGuard<'_, Members> {
-        self.members.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, Members> {
-        self.members.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -276,8 +269,8 @@ pub struct Registry {
 
 impl Registry {
     pub(super) fn new(catalog: Catalog, journal: Arc<Journal>, transactions: Arc<Transactions>) -> Self {
-        let family = |spec: &MetricSpec| Arc::new(Family::new(&catalog, spec, &journal, &transactions));
-        let families = catalog.iter().map(|(_, spec)| family(spec)).collect();
+        let families =
+            catalog.iter().map(|(_, spec)| Arc::new(Family::new(&catalog, spec, &journal, &transactions))).collect();
         Self { catalog, families, namesakes: Vec::new(), journal, transactions }
     }
 
@@ -295,11 +288,15 @@ impl Registry {
     /// Creates the families of a new definition. Keeps the series of metrics that are compatible in both. Namesakes end: their
     /// next samples create them again.
     pub(super) fn renewed(&self, catalog: Catalog) -> Self {
-        let family = |spec: &MetricSpec| match self.family(&spec.name) {
-            Some(old) => old.renewed(&catalog, spec),
-            None => Family::new(&catalog, spec, &self.journal, &self.transactions),
-        };
-        let families: Vec<_> = catalog.iter().map(|(_, spec)| Arc::new(family(spec))).collect();
+        let families: Vec<_> = catalog
+            .iter()
+            .map(|(_, spec)| {
+                Arc::new(match self.family(&spec.name) {
+                    Some(old) => old.renewed(&catalog, spec),
+                    None => Family::new(&catalog, spec, &self.journal, &self.transactions),
+                })
+            })
+            .collect();
         // The families of removed metrics end as well.
         self.families.iter().chain(&self.namesakes).for_each(|old| old.end());
         self.changed(catalog, families, Vec::new())
@@ -375,8 +372,7 @@ impl Registry {
         let of_name = self.family(name);
         match kind {
             Some(kind) if of_name.is_some_and(|family| family.spec.kind != kind) => {
-                let namesake = |family: &&Arc<Family>| family.spec.name == name && family.spec.kind == kind;
-                self.namesakes.iter().find(namesake).or(of_name)
+                self.namesakes.iter().find(|family| family.spec.name == name && family.spec.kind == kind).or(of_name)
             }
             _ => of_name,
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::cache::{Cache, SampleError, Series};
 use super::channel::{Corrupt, Definition, Described, Event, Reader};
-use super::emitter::LostSamples;
+use super::log_throttle::LostSamples;
 use super::record;
 use super::sample_error::MAX_DETECTED;
 use super::series::ModelSeries;
@@ -34,7 +34,7 @@ struct DefinedSeries {
 /// The destination of samples.
 #[derive(Debug)]
 enum Destination {
-    /// Values are converted from the unit of the worker's definition to that of the metric.
+    /// Values are converted from the unit of the worker's definition to the unit of the metric.
     Series(Arc<Series>, Conversion),
     /// The metric is switched off: samples are discarded and not counted as dropped.
     Off,
@@ -172,18 +172,23 @@ impl Feed {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use pharos_base::id::ModelVersion;
+    use pharos_base::timeline::Instant;
+
     use super::*;
-    use crate::id::ModelVersion;
-    use crate::metrics::cache::Settings;
-    use crate::metrics::catalog::{Catalog, Kind};
-    use crate::metrics::channel::{self, Sample, Writer};
-    use crate::timeline::Instant;
+    use crate::cache::Settings;
+    use crate::catalog::{Catalog, Kind};
+    use crate::channel::{self, Sample, Writer};
 
     const ORDERS: &str = "model_metrics:\n  counter:\n    - {name: Orders, unit: Count, dimensions: [shop]}\n";
 
     fn orders(label: &str) -> Definition {
-        let labels = vec![(label.to_owned(), "a".to_owned())];
-        Definition { name: "Orders".to_owned(), kind: Some(Kind::Counter), unit: "Count".to_owned(), labels }
+        Definition {
+            name: "Orders".to_owned(),
+            kind: Some(Kind::Counter),
+            unit: "Count".to_owned(),
+            labels: vec![(label.to_owned(), "a".to_owned())],
+        }
     }
 
     fn cache() -> Cache {
@@ -275,7 +280,7 @@ mod tests {
         let counter = to_a.intern(&named("Answers", Kind::Counter, &[("lang", "x")])).unwrap();
         push(&mut to_a, counter, 2.0);
         assert_eq!(feed_a.drain(&cache, &a).unwrap().samples, 1);
-        // Other labels are kept beside those of the first model.
+        // Other labels are kept beside the labels of the first model.
         let other = to_b.intern(&named("Answers", Kind::Counter, &[("tier", "y")])).unwrap();
         push(&mut to_b, other, 4.0);
         assert_eq!(feed_b.drain(&cache, &b).unwrap().samples, 1);
@@ -309,7 +314,8 @@ mod tests {
         let models = [("a", Kind::Counter), ("b", Kind::Gauge)].map(|(name, kind)| {
             let model = cache.model_loaded(&ModelVersion::new(name, 1), &[]);
             let (fd, reader) = channel::create(0).unwrap();
-            let (mut feed, mut writer) = (Feed::new(reader), Writer::open(&fd).unwrap());
+            let mut feed = Feed::new(reader);
+            let mut writer = Writer::open(&fd).unwrap();
             let series = writer.intern(&named("Answers", kind, &[("lang", "x")])).unwrap();
             push(&mut writer, series, 1.0);
             assert_eq!(feed.drain(&cache, &model).unwrap().samples, 1, "{name}");
@@ -336,7 +342,8 @@ mod tests {
             dimensions: vec!["a".to_owned()],
         };
         let (fd, reader) = channel::create(0).unwrap();
-        let (mut feed, mut writer) = (Feed::new(reader), Writer::open(&fd).unwrap());
+        let mut feed = Feed::new(reader);
+        let mut writer = Writer::open(&fd).unwrap();
         cache.describe(&metric).unwrap();
         let series = named("held", Kind::Gauge, &[("a", "x")]);
         cache.resolve_for(&first, &series).unwrap();

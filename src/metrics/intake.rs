@@ -5,16 +5,16 @@
 
 use std::sync::Arc;
 
-use super::alignment::{align, is_host};
 use super::builtin::Builtin;
 use super::cache::{Cache, SampleError, Series};
 use super::catalog::{Kind, MetricSpec, WorkerLabel};
 use super::channel::Definition;
-use super::emitter::{Malformed, prometheus_name};
+use super::label_schema::LabelSchema;
 use super::labels::Source;
 use super::record;
 use super::series::ModelSeries;
 use super::statsd::{self, Sets, Update};
+use super::text_lines::{Malformed, prometheus_name};
 use super::unit::Conversion;
 use super::worker_lines;
 
@@ -61,8 +61,8 @@ fn take_printed(cache: &Cache, model: &ModelSeries, line: &worker_lines::Line<'_
         Some(spec) if spec.builtin.is_some() => return Err(SampleError::Reserved(spec.name.clone()).into()),
         Some(spec) if !spec.detected => {
             let host = line.hostname.unwrap_or(cache.hostname());
-            let default = |label: &str| Some(if is_host(label) { host } else { "" });
-            let values = align(&spec.name, &line.dimensions, &spec.dimensions, WorkerLabel::is_appended, default)?;
+            let schema = LabelSchema::new(&spec.name, &spec.dimensions).accepting_appended();
+            let values = schema.align(&line.dimensions, |label| host_or_empty(label, host))?;
             declared(spec, None, &values)
         }
         _ => {
@@ -84,6 +84,11 @@ fn take_printed(cache: &Cache, model: &ModelSeries, line: &worker_lines::Line<'_
     Ok(series.add_or_update_for(value, line.request_ids)?)
 }
 
+/// Returns the value of a label that a line does not have.
+fn host_or_empty<'a>(label: &str, host: &'a str) -> Option<&'a str> {
+    Some(if WorkerLabel::is_host(label) { host } else { "" })
+}
+
 /// Returns the definition for a sample of a defined metric, with label values in the order of its dimensions.
 fn declared(spec: &MetricSpec, kind: Option<Kind>, values: &[&str]) -> Definition {
     let labels = spec.dimensions.iter().cloned().zip(values.iter().map(|value| (*value).to_owned())).collect();
@@ -103,7 +108,8 @@ impl Statsd {
             count(cache, Builtin::LinesMalformed, Source::Statsd, 1);
             return refused(datagram, Malformed("the datagram is longer than 65536 bytes").into());
         }
-        let (mut samples, mut lines) = (0, 0);
+        let mut samples = 0;
+        let mut lines = 0;
         statsd::parse(datagram, |text, outcome| {
             let mut refused = |refusal, values| {
                 lines += values;
@@ -191,16 +197,18 @@ fn find(cache: &Cache, name: &str, labels: &[(String, String)], update: Update) 
     };
     let wanted = kinds.first().copied();
     let Some((spec, _)) = cache.find(name) else {
-        let (name, unit, labels) = (name.to_owned(), unit.to_owned(), labels.to_vec());
-        return cache.resolve(&Definition { name, kind: wanted, unit, labels });
+        let name = name.to_owned();
+        let unit = unit.to_owned();
+        return cache.resolve(&Definition { name, kind: wanted, unit, labels: labels.to_vec() });
     };
     let kind = if kinds.contains(&spec.kind) { Some(spec.kind) } else { wanted };
     if spec.detected {
-        let (name, unit, labels) = (name.to_owned(), spec.unit.clone(), labels.to_vec());
-        return cache.resolve(&Definition { name, kind, unit, labels });
+        let name = name.to_owned();
+        let unit = spec.unit.clone();
+        return cache.resolve(&Definition { name, kind, unit, labels: labels.to_vec() });
     }
-    let default = |label: &str| Some(if is_host(label) { cache.hostname() } else { "" });
-    let values = align(&spec.name, labels, &spec.dimensions, |_| false, default)?;
+    let schema = LabelSchema::new(&spec.name, &spec.dimensions);
+    let values = schema.align(labels, |label| host_or_empty(label, cache.hostname()))?;
     cache.resolve(&declared(&spec, kind, &values))
 }
 
@@ -219,11 +227,12 @@ fn count(cache: &Cache, builtin: Builtin, source: Source, by: u64) {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use pharos_base::id::ModelVersion;
+
     use super::*;
-    use crate::id::ModelVersion;
-    use crate::metrics::cache::Settings;
-    use crate::metrics::catalog::Catalog;
-    use crate::metrics::exposition::{self, Format};
+    use crate::cache::Settings;
+    use crate::catalog::{Catalog, MILLISECOND_BUCKETS};
+    use crate::exposition::{self, Format};
 
     const OWN: &str = "
 ts_metrics:
@@ -282,9 +291,12 @@ model_metrics:
         let refused =
             send(&cache, &mut Statsd::default(), "Orders:1|c|@0.25|#shop:a\nOrders:1:1|c|#shop:a,Hostname:here");
         assert!(refused.is_empty(), "{refused:?}");
-        let labels = vec![("shop".to_owned(), "a".to_owned())];
-        let ring =
-            Definition { name: "Orders".to_owned(), kind: Some(Kind::Counter), unit: "Count".to_owned(), labels };
+        let ring = Definition {
+            name: "Orders".to_owned(),
+            kind: Some(Kind::Counter),
+            unit: "Count".to_owned(),
+            labels: vec![("shop".to_owned(), "a".to_owned())],
+        };
         cache.resolve(&ring).unwrap().add_or_update(10.0).unwrap();
         assert_eq!(shown(&cache, "Orders"), ["Orders{shop=\"a\",Hostname=\"here\"} 21"]);
         assert_eq!(cache.counter(Builtin::Samples.name(), &["stdout"]).unwrap().value(), 2.0);
@@ -293,7 +305,8 @@ model_metrics:
 
     #[test]
     fn gauges_distributions_and_sets() {
-        let (cache, mut statsd) = (cache(false), Statsd::default());
+        let cache = cache(false);
+        let mut statsd = Statsd::default();
         let lines = "Level:5|g|#tank:x\nLevel:+2:-3.5|g|#tank:x\nSize:0.5|h\nSize:5|ms|@0.1\nSpread:7|d|@0.5\nLevel:9|ms|#tank:y\n";
         assert!(send(&cache, &mut statsd, lines).is_empty());
         assert_eq!((value(&cache, "Level", &["x"]), value(&cache, "Level", &["y"])), (3.5, 9.0));
@@ -335,7 +348,7 @@ model_metrics:
         let lines = "Wait:320:30|ms\nWait:0.5|h\nWaitUs:0.25|ms\nWaitMs:7|ms\nSize:9|ms\nTimes:320|ms\nLast:1500|ms";
         let refused = send(&cache, &mut Statsd::default(), lines);
         assert!(refused.is_empty(), "{refused:?}");
-        // A histogram or distribution of StatsD has no unit: its values are in that of the metric.
+        // A histogram or distribution of StatsD has no unit: its values are in the metric's unit.
         assert_eq!(
             shown(&cache, "Wait_"),
             [
@@ -353,7 +366,8 @@ model_metrics:
 
     #[test]
     fn lines_that_do_not_fit_are_refused_and_counted() {
-        let (cache, mut statsd) = (cache(false), Statsd::default());
+        let cache = cache(false);
+        let mut statsd = Statsd::default();
         let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
         for (line, expected) in [
             ("Orders:1|g|#shop:a", "`Orders` is a counter, not a gauge"),
@@ -400,7 +414,8 @@ model_metrics:
     /// A line with several values is equal to as many lines with one value each.
     #[test]
     fn each_value_of_a_line_counts_alone() {
-        let (cache, mut statsd) = (cache(false), Statsd::default());
+        let cache = cache(false);
+        let mut statsd = Statsd::default();
         let counted = |builtin: Builtin| cache.counter(builtin.name(), &["statsd"]).unwrap().value();
         let mut samples = 0.0;
         let mut malformed = 0.0;
@@ -431,14 +446,15 @@ model_metrics:
 
     #[test]
     fn undeclared_metrics_are_detected() {
-        let (cache, mut statsd) = (cache(true), Statsd::default());
+        let cache = cache(true);
+        let mut statsd = Statsd::default();
         let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
         let line = "bad-name.ms:3|#dash-label:x,Level:Model|#type:HISTOGRAM|#hostname:there,1,id";
         print(&cache, &model, line).unwrap();
         let (spec, _) = cache.find("bad_name").unwrap();
         assert_eq!((spec.kind, spec.unit.as_str()), (Kind::Histogram, "Milliseconds"));
         assert_eq!(spec.dimensions, ["dash_label", "Level", "Hostname"]);
-        assert_eq!(spec.buckets, super::super::emitter::MILLISECOND_BUCKETS);
+        assert_eq!(spec.buckets, MILLISECOND_BUCKETS);
         print(&cache, &model, "Calls.Count:1|#a:b").unwrap();
         assert_eq!(cache.find("Calls").unwrap().0.kind, Kind::Counter);
 
@@ -451,7 +467,7 @@ model_metrics:
         assert_eq!(found("web_hits"), (Kind::Counter, "Count".into(), vec!["a".into(), "b".into()]));
         assert_eq!(found("web_temp"), (Kind::Gauge, "unit".into(), vec![]));
         assert_eq!(found("web_time"), (Kind::Histogram, "Milliseconds".into(), vec![]));
-        assert_eq!(cache.find("web_time").unwrap().0.buckets, super::super::emitter::MILLISECOND_BUCKETS);
+        assert_eq!(cache.find("web_time").unwrap().0.buckets, MILLISECOND_BUCKETS);
         assert_eq!(found("web_users"), (Kind::Gauge, "Count".into(), vec![]));
         // A series has the labels of its samples.
         assert!(send(&cache, &mut statsd, "web.hits:1|c|#c:2\nweb.hits:1|c|#a:1").is_empty());
@@ -501,7 +517,8 @@ model_metrics:
 
     #[test]
     fn lines_that_are_cut_off_or_too_long_are_refused_whole() {
-        let (cache, mut statsd) = (cache(false), Statsd::default());
+        let cache = cache(false);
+        let mut statsd = Statsd::default();
         let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
         assert!(stdout_line(&cache, &model, b"Orders.Count:12|#shop:a").is_err());
         let long = "Orders:1|c|#shop:a\n".repeat(statsd::MAX_DATAGRAM / 19 + 1);
@@ -526,8 +543,10 @@ model_metrics:
     #[test]
     fn late_lines_of_an_unloaded_model_create_no_series() {
         let cache = cache(true);
-        let (model, other) = (ModelVersion::new("m", 1), ModelVersion::new("n", 1));
-        let (model, other) = (cache.model_loaded(&model, &[]), cache.model_loaded(&other, &[]));
+        let model = ModelVersion::new("m", 1);
+        let other = ModelVersion::new("n", 1);
+        let model = cache.model_loaded(&model, &[]);
+        let other = cache.model_loaded(&other, &[]);
         print(&cache, &other, "Orders.Count:1|#shop:shared").unwrap();
         cache.model_unloaded(&model);
         for line in ["Orders.Count:1|#shop:late", "New.Count:1|#a:b"] {

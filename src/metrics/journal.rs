@@ -12,7 +12,9 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
 
 use super::catalog::{Kind, MetricSpec};
 use super::held_sum::HeldSum;
@@ -205,10 +207,9 @@ impl Journal {
             return;
         }
         if !self.full.load(Ordering::Relaxed) {
-            let mut queue = self.lock();
+            let mut queue = self.queue.lock();
             let Queue { batch, room, kept, .. } = &mut *queue;
-            let fits = |batch: &Batch| batch.request_ids.len() + request_ids.len() <= MAX_REQUEST_IDS;
-            while *room > 0 && fits(batch) {
+            while *room > 0 && batch.request_ids.len() + request_ids.len() <= MAX_REQUEST_IDS {
                 let Some((line, value)) = samples.next() else { break };
                 if line.low_priority && *room <= *kept {
                     if line.held.add(value) {
@@ -218,8 +219,8 @@ impl Journal {
                 }
                 *room -= 1;
                 batch.request_ids.push_str(request_ids);
-                let (line, ids_end) = (Arc::clone(line), batch.request_ids.len());
-                batch.entries.push(Entry { line, value, ids_end });
+                let line = Arc::clone(line);
+                batch.entries.push(Entry { line, value, ids_end: batch.request_ids.len() });
             }
             if samples.peek().is_some() {
                 self.full.store(true, Ordering::Relaxed);
@@ -238,7 +239,7 @@ impl Journal {
             return;
         }
         if line.held.add(value) {
-            self.lock().batch.held_lines.push(Arc::clone(line));
+            self.queue.lock().batch.held_lines.push(Arc::clone(line));
         }
     }
 
@@ -246,7 +247,7 @@ impl Journal {
     /// samples, but the server's counters leave the last `kept` places to others.
     pub fn take(&self, batch: &mut Batch, room: usize, kept: usize) {
         batch.clear();
-        let mut queue = self.lock();
+        let mut queue = self.queue.lock();
         std::mem::swap(&mut queue.batch, batch);
         // Held increments that the previous batch did not flush move to this one.
         batch.held_lines.append(&mut queue.batch.held_lines);
@@ -280,10 +281,6 @@ impl Journal {
     /// Returns the number of samples of `file` that were skipped since the last call.
     pub fn take_skipped(&self, file: File) -> u64 {
         self.skipped.get(file as usize).map_or(0, |skipped| skipped.swap(0, Ordering::Relaxed))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -2,7 +2,7 @@
 
 mod connections;
 
-use crate::error::Reason;
+use pharos_base::error::Reason;
 
 pub use connections::{Credentials, Listener, Refused};
 

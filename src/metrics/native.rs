@@ -17,7 +17,7 @@ use super::reading;
 const OCTAVES: usize = (NativeSpec::HIGHEST_EXPONENT - NativeSpec::LOWEST_EXPONENT) as usize;
 /// The most counts in the pages of one sign: all octaves up to schema 6, half of them with schema 7, a quarter with schema 8.
 const MAX_COUNTS: usize = 8192;
-/// The exponent of infinity at schema 0: that of the bucket after the one of the largest f64.
+/// The exponent of infinity at schema 0: the bucket after the largest f64.
 const INFINITE: i32 = 1025;
 
 /// The counts of one series. A clone has the counts of its moment.
@@ -76,7 +76,7 @@ impl Native {
         let side = if value < 0.0 { &self.negative } else { &self.positive };
         let side = side.get_or_init(|| Side::new(self.spec.schema));
         let (octave, part) = self.place(magnitude);
-        side.add((octave, part), self.bounds.len(), times);
+        side.add(octave, part, self.bounds.len(), times);
     }
 
     /// Returns the position of a value's octave, which is [`OCTAVES`] or more if it is above all, and the bucket in it.
@@ -106,9 +106,9 @@ impl Native {
             positive: buckets(positive),
             negative: buckets(negative),
         };
-        let count = |reading: &reading::Native| reading.positive.len() + reading.negative.len();
         while reading.schema > self.spec.schema
-            || (count(&reading) > self.spec.max_buckets && reading.schema > NativeSpec::LOWEST_SCHEMA)
+            || (reading.positive.len() + reading.negative.len() > self.spec.max_buckets
+                && reading.schema > NativeSpec::LOWEST_SCHEMA)
         {
             reading.lower();
         }
@@ -124,7 +124,7 @@ impl Side {
         Self { octaves, pages: AtomicUsize::new(0), max_pages, infinite: Count::default() }
     }
 
-    fn add(&self, (octave, part): (usize, usize), parts: usize, times: u64) {
+    fn add(&self, octave: usize, part: usize, parts: usize, times: u64) {
         let Some(octave) = self.octaves.get(octave) else { return self.infinite.add(times) };
         let count = self.page(octave, parts).and_then(|page| page.get(part));
         count.unwrap_or(&octave.whole).add(times);
@@ -149,7 +149,7 @@ impl Side {
         self.max_pages > 0 && self.octaves.iter().any(|octave| octave.whole.get() > 0)
     }
 
-    /// Returns the buckets that are not empty at a schema, which is 0 or that of the pages, which have `parts` buckets.
+    /// Returns the buckets that are not empty at a schema: 0, or the schema of the pages, which have `parts` buckets.
     fn read(&self, parts: usize, schema: i32) -> Vec<(i32, u64)> {
         let mut buckets = Vec::new();
         for (exponent, octave) in (NativeSpec::LOWEST_EXPONENT + 1..).zip(&self.octaves) {

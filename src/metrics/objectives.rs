@@ -6,14 +6,15 @@
 
 use std::sync::{Arc, OnceLock};
 
+use pharos_base::error::{ErrorCode, InferError, Reason};
+use pharos_base::id::ModelName;
+use pharos_base::timeline::Instant;
+use pharos_base::timeline::is_late;
+
 use super::atomic::Count;
 use super::catalog::{Share, Sli, Slo};
 use super::reading::Number;
 use super::source::ObjectiveValue;
-use crate::error::{ErrorCode, InferError, Reason};
-use crate::id::ModelName;
-use crate::infer::is_late;
-use crate::timeline::Instant;
 
 /// The requests that an objective has counted.
 #[derive(Clone, Debug, Default)]
@@ -46,7 +47,8 @@ impl Objective {
 
     /// Returns a number; `None` if the objective does not have it.
     pub(super) fn read(&self, value: ObjectiveValue) -> Option<Number> {
-        let (good, bad) = (self.requests.good.get(), self.requests.bad.get());
+        let good = self.requests.good.get();
+        let bad = self.requests.bad.get();
         let all = good.saturating_add(bad);
         Some(match value {
             ObjectiveValue::Good => Number::Whole(good),
@@ -81,11 +83,14 @@ pub(super) struct Objectives {
 impl Clone for Objectives {
     /// Copies the present objectives with the counts of this moment.
     fn clone(&self) -> Self {
-        let copy = |objective: &Objective| Objective {
-            requests: Arc::new(Requests::clone(&objective.requests)),
-            ..objective.clone()
-        };
-        let objectives = self.current().iter().map(copy).collect();
+        let objectives = self
+            .current()
+            .iter()
+            .map(|objective| Objective {
+                requests: Arc::new(Requests::clone(&objective.requests)),
+                ..objective.clone()
+            })
+            .collect();
         Self { first: OnceLock::from(Box::new(Generation { objectives, next: OnceLock::new() })) }
     }
 }
@@ -102,8 +107,9 @@ impl Objectives {
             Objective { requests: kept.unwrap_or_default(), ..new }
         });
         let objectives: Vec<Objective> = wanted.collect();
-        let same = |(new, old): (&Objective, &Objective)| new.counts_as(old) && new.share == old.share;
-        if objectives.len() != before.len() || !objectives.iter().zip(before).all(same) {
+        if objectives.len() != before.len()
+            || !objectives.iter().zip(before).all(|(new, old)| new.counts_as(old) && new.share == old.share)
+        {
             // Only fails if another definition was added at the same time, which callers exclude.
             let _ = self.end().set(Box::new(Generation { objectives, next: OnceLock::new() }));
         }
@@ -120,7 +126,8 @@ impl Objectives {
 
     /// Returns the objectives of the latest definition.
     pub(super) fn current(&self) -> &[Objective] {
-        let (mut end, mut objectives) = (&self.first, &[][..]);
+        let mut end = &self.first;
+        let mut objectives = &[][..];
         while let Some(generation) = end.get() {
             (end, objectives) = (&generation.next, &generation.objectives);
         }
@@ -207,7 +214,7 @@ impl Failed {
         Self { reason: Reason::Cancelled, fault }
     }
 
-    /// The request failed at `now` with this error; `deadline` is that of its client.
+    /// The request failed at `now` with this error; `deadline` is its client's.
     pub fn of(error: &InferError, deadline: Option<Instant>, now: Instant) -> Self {
         match error.reason {
             Reason::Cancelled => Self::abandoned(deadline, now),
@@ -299,7 +306,6 @@ mod tests {
 
     #[test]
     fn errors_of_clients_do_not_count() {
-        let error = |code, reason| Fault::from(&InferError::new(code, reason, ""));
         for (code, reason, expected) in [
             (ErrorCode::Internal, Reason::Backend, Fault::Server),
             (ErrorCode::InvalidArg, Reason::Backend, Fault::Client),
@@ -308,7 +314,7 @@ mod tests {
             (ErrorCode::DeadlineExceeded, Reason::Timeout, Fault::Server),
             (ErrorCode::Cancelled, Reason::Cancelled, Fault::Abandoned),
         ] {
-            assert_eq!(error(code, reason), expected, "{reason:?}");
+            assert_eq!(Fault::from(&InferError::new(code, reason, "")), expected, "{reason:?}");
         }
     }
 }

@@ -8,13 +8,14 @@
 
 use std::collections::HashMap;
 
+use pharos_base::otlp::proto::resource::v1::Resource;
+use pharos_base::otlp::resource;
+
 use super::cache::Cache;
 use super::catalog::{Kind, MetricSpec};
 use super::reading::Details;
 use super::reading::Reading;
 use super::readings::Readings;
-use crate::otlp::proto::resource::v1::Resource;
-use crate::otlp::resource;
 
 mod messages;
 mod points;
@@ -112,7 +113,7 @@ impl Encoder {
         for family in readings.families() {
             let spec = family.spec();
             if spec.modes.prometheus {
-                readings.each(family, &mut |labels, reading| self.add(&mut messages, spec, (labels, reading)));
+                readings.each(family, &mut |labels, reading| self.add(&mut messages, spec, labels, reading));
             }
         }
         let exports = self.exports;
@@ -122,16 +123,15 @@ impl Encoder {
     }
 
     /// Adds the point of one series.
-    fn add(&mut self, messages: &mut Messages, spec: &MetricSpec, (labels, reading): (&[(&str, &str)], Reading)) {
+    fn add(&mut self, messages: &mut Messages, spec: &MetricSpec, labels: &[(&str, &str)], reading: Reading) {
         let now_ns = messages.now_ns();
         let delta = self.form.0.is_delta(spec.kind);
         let Some(state) = State::of(spec.kind, &reading) else {
-            return messages.add((spec, delta), point(spec, labels, reading, Span { start_ns: 0, now_ns }));
+            return messages.add(spec, delta, point(spec, labels, reading, Span { start_ns: 0, now_ns }));
         };
         let key = key(&spec.name, labels);
         let start_ns = self.last_ns;
-        let new = || Progress { start_ns, base: None, seen: 0 };
-        let progress = self.series.entry(key.clone()).or_insert_with(new);
+        let progress = self.series.entry(key.clone()).or_insert_with(|| Progress { start_ns, base: None, seen: 0 });
         progress.seen = self.exports;
         if progress.base.as_ref().is_some_and(|base| !base.precedes(&state)) {
             progress.base = None;
@@ -145,11 +145,11 @@ impl Encoder {
                 Some(base) => base.growth(reading, span),
                 None => reading,
             };
-            messages.add((spec, delta), point(spec, labels, grown, span));
+            messages.add(spec, delta, point(spec, labels, grown, span));
             messages.remember(key, state);
         } else {
             progress.base = Some(state);
-            messages.add((spec, delta), point(spec, labels, reading, span));
+            messages.add(spec, delta, point(spec, labels, reading, span));
         }
     }
 

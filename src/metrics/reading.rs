@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use pharos_base::id::TraceId;
+
 use super::unit::shifted;
-use crate::id::TraceId;
 
 /// A number; integers are exact.
 #[derive(Clone, Copy, Debug, PartialEq)]

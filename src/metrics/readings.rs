@@ -1,11 +1,13 @@
 //! The only enumeration of series: the definition of each family, and the labels and value of each of its series. All
-//! views use it, so they agree. The values are those of one moment: see [`transaction`](super::transaction).
+//! views use it, so they agree. All values belong to one moment: see [`transaction`](super::transaction).
 //!
 //! Labels are in no particular order: the metric's come first, then a model's namespace and tags. Families are in the
-//! order of `metrics.yaml`, models in that of name and version.
+//! order of `metrics.yaml`, models in the order of name and version.
 
 use std::ops::Deref;
 use std::sync::Arc;
+
+use pharos_base::timeline::SendReason;
 
 use super::alias::AliasCounts;
 use super::builtin::Builtin;
@@ -13,6 +15,7 @@ use super::cache::Cache;
 use super::catalog::{Catalog, Kind, MetricSpec, Views};
 use super::counts::ModelCounts;
 use super::durations::own_or_defined;
+pub use super::family::Family;
 use super::family::{Registry, Series};
 use super::labels::{Failure, InstanceState, Protocol};
 use super::native::Native;
@@ -20,9 +23,6 @@ use super::reading::{Details, Histogram, Number, Reading};
 use super::series::{ModelReading, ModelSeries, RequestReading};
 use super::source::{LabelSet, ModelValue, Scale, Source, Stage};
 use super::unit::TimeUnit;
-use crate::timeline::SendReason;
-
-pub use super::family::Family;
 
 /// A callback for the labels of a series and its value.
 pub type Visit<'v> = &'v mut dyn FnMut(&[(&str, &str)], Reading);
@@ -155,7 +155,7 @@ impl<C: Deref<Target = Cache>> Readings<C> {
             }
             source => {
                 self.of_server(source, visit);
-                self.models.iter().for_each(|model| self.of_model(model, (spec, source), visit));
+                self.models.iter().for_each(|model| self.of_model(model, spec, source, visit));
             }
         }
     }
@@ -207,7 +207,7 @@ impl<C: Deref<Target = Cache>> Readings<C> {
     }
 
     /// Visits the series of one model in a family with this source. The model may have been unloaded.
-    pub(super) fn of_model(&self, model: &ModelReading, (spec, source): (&MetricSpec, Source), visit: Visit<'_>) {
+    pub(super) fn of_model(&self, model: &ModelReading, spec: &MetricSpec, source: Source, visit: Visit<'_>) {
         let Source::Model(set, value) = source else { return };
         if set == LabelSet::Alias && self.aliases.is_some() {
             return;
@@ -231,11 +231,13 @@ impl<C: Deref<Target = Cache>> Readings<C> {
                 by("reason", &mut counts.map(|(reason, count)| (reason.as_str(), whole(count.get()))));
             }
             ModelValue::Instances => {
-                let read = |state: &InstanceState| {
-                    let level = cells.instances[state.index()].get();
-                    (state.as_str(), Reading::Number(Number::Signed(level)))
-                };
-                by("state", &mut InstanceState::ALL.iter().map(read));
+                by(
+                    "state",
+                    &mut InstanceState::ALL.iter().map(|state| {
+                        let level = cells.instances[state.index()].get();
+                        (state.as_str(), Reading::Number(Number::Signed(level)))
+                    }),
+                );
             }
             ModelValue::Tenant(value) => {
                 for (tenant, usage) in cells.tenants.all() {
@@ -289,8 +291,7 @@ impl<C: Deref<Target = Cache>> Readings<C> {
 
 impl AliasReading {
     fn copy(alias: Arc<AliasCounts>) -> Self {
-        let counts = alias.counts.clone();
-        Self { alias, counts }
+        Self { counts: alias.counts.clone(), alias }
     }
 }
 
@@ -346,13 +347,14 @@ fn batch_sizes(model: &ModelReading, spec: &MetricSpec, details: Details) -> His
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use pharos_base::error::Reason;
+    use pharos_base::id::{ModelName, ModelVersion};
+
     use super::*;
-    use crate::error::Reason;
-    use crate::id::{ModelName, ModelVersion};
-    use crate::metrics::alias::Naming;
-    use crate::metrics::cache::Settings;
-    use crate::metrics::catalog::{Overrides, SHIPPED, Setting};
-    use crate::metrics::record;
+    use crate::alias::Naming;
+    use crate::cache::Settings;
+    use crate::catalog::{Overrides, SHIPPED, Setting};
+    use crate::record;
 
     /// A cache with one model that has a namespace, a tag, and all series that a model may have.
     fn cache() -> Cache {
@@ -378,8 +380,10 @@ mod tests {
         for family in readings.families() {
             let Some(builtin) = family.spec().builtin.filter(|builtin| !builtin.is_family()) else { continue };
             readings.each(family, &mut |labels, _| {
-                let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
-                found.push((builtin, labels.iter().map(owned).collect()));
+                found.push((
+                    builtin,
+                    labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
+                ));
             });
         }
         found
@@ -393,9 +397,11 @@ mod tests {
             // Triton does not show quantiles of requests that are not all executed.
             assert_eq!(all.is_empty(), builtin == Builtin::RequestSummary, "{}", builtin.name());
             for labels in all {
-                let more = |name: &str| name == "namespace" || name == "_team";
-                let names: Vec<&str> =
-                    labels.iter().map(|(name, _)| name.as_str()).filter(|name| !more(name)).collect();
+                let names: Vec<&str> = labels
+                    .iter()
+                    .map(|(name, _)| name.as_str())
+                    .filter(|name| !["namespace", "_team"].contains(name))
+                    .collect();
                 let mut defined = builtin.dimensions().to_vec();
                 defined.sort_unstable();
                 let mut given = names.clone();

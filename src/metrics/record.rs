@@ -1,48 +1,40 @@
 //! One function for each event of the server: the only way to write the server's own metrics. Each function updates the
 //! values of all views (metrics, statistics extension) for its event.
 //!
-//! The rules are those of Triton's statistics: each request of a batch is charged the compute durations of the whole
+//! The rules are Triton's for its statistics: each request of a batch is charged the compute durations of the whole
 //! batch, an execution is counted once, and a request refused before the queue only counts in [`request_answered`], not
 //! in the numbers of its model.
 //!
-//! The series of a load may have been replaced by those of a reload while the load still answers requests. Each function finds
+//! The series of a load may have been replaced by the series of a reload while the load still answers requests. Each function finds
 //! those that views show (`ModelSeries::record`). Levels (pending requests, instances) and the properties of a load (its
 //! duration, memory and worker series) stay with the load.
 //!
 //! Each function that changes several cells is a [transaction](super::transaction). A caller whose event needs several functions
 //! begins one around them (`ModelSeries::begin`).
 
-mod connections;
-mod stores;
-mod streams;
-mod tenants;
-mod workers;
-
 use std::sync::Arc;
+
+use pharos_base::error::Reason;
+use pharos_base::id::{TenantId, TraceId};
+use pharos_base::timeline::{ComputeStamps, Instant, SendReason, Timeline};
 
 use super::alias::{AliasCounts, Lines};
 use super::builtin::Builtin;
 use super::cache::Cache;
+use super::catalog::STATE_BYTES;
 use super::family::Series;
 use super::journal::Line;
-use super::labels::{Failure, InstanceState, ModelChange, OnDemandUnload, Outcome, Protocol, Route, result};
-pub use super::objectives::Failed;
+use super::labels::{
+    Credentials, Failure, InstanceState, Listener, ModelChange, OnDemandUnload, Outcome, Protocol, RELOAD_RESULTS,
+    Refused, Route, result,
+};
 use super::objectives::Fault;
 use super::series::{ModelSeries, Times};
+use super::tenants::Usage;
 
+pub use super::objectives::Failed;
 pub use super::responses::ResponseKind;
 pub use super::streams::StreamProgress;
-use crate::error::Reason;
-use crate::id::TraceId;
-use crate::timeline::{ComputeStamps, Instant, SendReason, Timeline};
-pub use connections::{
-    connection_accepted, connection_refused, connections_open, credentials_reloaded, credentials_watched,
-    listener_opened,
-};
-pub use stores::{object_fetch_failed, object_fetched, store_opened, store_polled};
-pub use streams::{stream_ended, stream_response};
-pub use tenants::{tenant_failed, tenant_rescheduled, tenant_served};
-pub use workers::{states_lost, worker_loaded, worker_name, worker_removed};
 
 /// Counts a predict request that was parsed and whose model was found. The model's checks or the queue may still refuse it.
 pub fn inference_requested(series: &ModelSeries) {
@@ -202,12 +194,12 @@ pub fn inference_traced(series: &ModelSeries, timeline: &Timeline, trace: TraceI
     series.record(move |series| series.cells.durations.exemplify(&timeline, trace, now_ms));
 }
 
-/// Counts response `number` (from 0) of a decoupled model to a request. `times` are the nanoseconds of execution (since the
-/// start of the batch in the worker for the first response, otherwise since the previous response) and of its outputs.
+/// Counts response `number` (from 0) of a decoupled model to a request. `infer_ns` is the time of execution: since the start of the
+/// batch in the worker for the first response, otherwise since the previous response. `output_ns` is the time of its outputs.
 ///
 /// Call before the response is sent.
-pub fn response_done(series: &ModelSeries, number: u64, kind: ResponseKind, times: (u64, u64)) {
-    series.record(move |series| series.cells.responses.add(number, kind, times));
+pub fn response_done(series: &ModelSeries, number: u64, kind: ResponseKind, infer_ns: u64, output_ns: u64) {
+    series.record(move |series| series.cells.responses.add(number, kind, infer_ns, output_ns));
 }
 
 /// Records the first response to a request, `ns` after the request's start.
@@ -256,11 +248,15 @@ fn times_of<'a>(series: &ModelSeries, timelines: impl Iterator<Item = &'a Timeli
         let _ = gauge.add_or_update_unlogged(dispatch_ms);
     }
     let queue = times.queue.as_ref().and_then(|gauge| gauge.line());
-    let of_request = |timeline: &'a Timeline| {
-        queue.map(|line| (line, queue_ms(timeline))).into_iter().chain(latency_lines(&times, timeline))
-    };
     let of_batch = times.worker_thread.as_ref().and_then(|gauge| gauge.line()).zip(dispatch_ms);
-    series.journal().push_all(timelines.flat_map(of_request).chain(of_batch), "");
+    series.journal().push_all(
+        timelines
+            .flat_map(|timeline| {
+                queue.map(|line| (line, queue_ms(timeline))).into_iter().chain(latency_lines(&times, timeline))
+            })
+            .chain(of_batch),
+        "",
+    );
 }
 
 /// Returns the log lines for one request's share of the summed durations.
@@ -272,7 +268,7 @@ fn latency_lines<'a>(times: &'a Times, timeline: &Timeline) -> impl Iterator<Ite
     lines.into_iter().flatten()
 }
 
-/// The time by which an event may be recorded after later ones: those of other threads, and those during a snapshot. A wall clock that is
+/// The time by which an event may be recorded after later events: of other threads, or during a snapshot. A wall clock that is
 /// set back by more takes effect.
 const LATE_MS: u64 = 1000;
 
@@ -322,7 +318,7 @@ fn count_failure(series: &ModelSeries, reason: Reason, request_ns: u64) {
     }
 }
 
-/// Counts a request that was refused before it entered the queue: it is in no number of the model except those of its
+/// Counts a request that was refused before it entered the queue: it is in no number of the model except the numbers of its
 /// objectives and of the refusals of a full queue.
 pub fn inference_refused(series: &ModelSeries, reason: Reason) {
     series.record(move |series| {
@@ -336,14 +332,14 @@ pub fn inference_refused(series: &ModelSeries, reason: Reason) {
 /// Creates the series of an ensemble with steps of these models.
 pub fn ensemble_loaded<'a>(cache: &Cache, series: &ModelSeries, steps: impl Iterator<Item = &'a str>) {
     for (number, member) in steps.enumerate() {
-        let _ = step_series(cache, series, (number, member));
+        let _ = step_series(cache, series, number, member);
     }
     let _ = overhead_series(cache, series);
 }
 
-/// Records a completed step of an ensemble: its number, its model, and its duration `ns`.
-pub fn ensemble_step(cache: &Cache, series: &ModelSeries, step: (usize, &str), ns: u64) {
-    if let Some(histogram) = step_series(cache, series, step) {
+/// Records a completed step of an ensemble: its number, the model `member` that it ran, and its duration `ns`.
+pub fn ensemble_step(cache: &Cache, series: &ModelSeries, number: usize, member: &str, ns: u64) {
+    if let Some(histogram) = step_series(cache, series, number, member) {
         observe(Builtin::EnsembleStep, &histogram, ns);
     }
 }
@@ -389,7 +385,7 @@ pub fn ensemble_failed(series: &ModelSeries, error: impl Into<Failed>, request_n
     inference_failed(series, Failed { reason, fault }, request_ns);
 }
 
-fn step_series(cache: &Cache, series: &ModelSeries, (number, member): (usize, &str)) -> Option<Arc<Series>> {
+fn step_series(cache: &Cache, series: &ModelSeries, number: usize, member: &str) -> Option<Arc<Series>> {
     let labels = [&*series.model().name, series.version(), &number.to_string(), member];
     let histogram = cache.histogram(Builtin::EnsembleStep.name(), &labels).ok()?;
     cache.own(series, &histogram);
@@ -442,7 +438,7 @@ pub fn on_demand_waited(cache: &Cache, model: &str, ns: u64) {
 
 /// Records the memory that loading a model took: `bytes` of all instances' processes together, `pinned` bytes
 /// registered with device drivers, and the bytes on each GPU, by the GPU's number.
-pub fn memory_usage(series: &ModelSeries, (bytes, pinned): (u64, u64), gpus: Vec<(u32, u64)>) {
+pub fn memory_usage(series: &ModelSeries, bytes: u64, pinned: u64, gpus: Vec<(u32, u64)>) {
     series.cells.memory.set(bytes);
     series.cells.pinned.set(pinned);
     *series.cells.gpu_memory() = gpus;
@@ -492,6 +488,172 @@ pub fn log_lines_lost(cache: &Cache, file: &str, count: u64) {
 
 #[cfg(test)]
 mod iterative_tests;
+
+/// Charges a successful request to its tenant. Call it where the request counts as done or as a hit of the response cache.
+pub fn tenant_served(series: &ModelSeries, tenant: TenantId, timeline: &Timeline) {
+    let timeline = *timeline;
+    charge(series, tenant, move |usage| {
+        executed(usage, &timeline);
+        usage.succeeded();
+    });
+}
+
+/// Charges one execution of a request that will be executed again.
+pub fn tenant_rescheduled(series: &ModelSeries, tenant: TenantId, timeline: &Timeline) {
+    let timeline = *timeline;
+    charge(series, tenant, move |usage| executed(usage, &timeline));
+}
+
+fn executed(usage: &Usage, timeline: &Timeline) {
+    let (input, infer, output) = timeline.compute.durations_ns();
+    usage.executed(timeline.queue_ns(), input.saturating_add(infer).saturating_add(output));
+}
+
+/// Counts a failed request of a tenant, if the model counts it as failed.
+pub fn tenant_failed(series: &ModelSeries, tenant: TenantId, reason: Reason) {
+    charge(series, tenant, move |usage| {
+        if Failure::of(reason).is_some() {
+            usage.failed();
+        }
+    });
+}
+
+/// Changes what a tenant has used of a model; does nothing if tenants are not distinguished.
+#[inline]
+fn charge(series: &ModelSeries, tenant: TenantId, change: impl FnOnce(&Usage) + Send + 'static) {
+    if series.cells.tenants.is_off() {
+        return;
+    }
+    series.record(move |series| {
+        if let Some(usage) = series.cells.tenants.of(tenant) {
+            change(usage);
+        }
+    });
+}
+
+/// Counts a response with data: `bytes` bytes of tensors, at the second time, to the request that began at the first.
+///
+/// Call before the response is sent, and neither for errors nor for an empty response that only marks the end.
+pub fn stream_response(series: &ModelSeries, progress: &StreamProgress, times: (Instant, Instant), bytes: u64) {
+    let (started, now) = times;
+    let previous = progress.advance(now);
+    series.record(move |series| match previous {
+        None => series.cells.streams.first_response(now.ns_since(started), bytes),
+        Some(previous) => series.cells.streams.later_response(now.ns_since(previous), bytes),
+    });
+}
+
+/// Counts a request that has ended, also if it failed or was cancelled after it entered the queue.
+///
+/// Call once for each request, before its last response is sent.
+pub fn stream_ended(series: &ModelSeries, progress: &StreamProgress) {
+    let responses = progress.responses();
+    series.record(move |series| series.cells.streams.ended(responses));
+}
+
+/// Returns the name of the worker with this number for clients; `None` unless requests are counted by alias.
+pub fn worker_name(cache: &Cache, series: &ModelSeries, instance: u32) -> Option<String> {
+    let (name, version) = series.alias();
+    cache.naming().map(|naming| (naming.worker)(instance, name, version))
+}
+
+/// Sets the gauge `WorkerLoadTime` of a worker: an instance loaded its model in `ms`. The series is removed with the instance or
+/// the model.
+pub fn worker_loaded(cache: &Cache, series: &ModelSeries, instance: u32, ms: u64) {
+    if let Some(gauge) = load_time(cache, series, instance) {
+        cache.own(series, &gauge);
+        // A gauge accepts every value.
+        let _ = gauge.add_or_update(ms as f64);
+    }
+}
+
+/// Removes the gauge `WorkerLoadTime` of a worker: the instance has ended.
+pub fn worker_removed(cache: &Cache, series: &ModelSeries, instance: u32) {
+    if let Some(gauge) = load_time(cache, series, instance) {
+        // Not owned: the worker never loaded its model, and the look-up has created the series.
+        cache.own(series, &gauge);
+        cache.release(series.release(|owned| Arc::ptr_eq(&owned.cell, &gauge.cell)));
+    }
+}
+
+/// Removes the gauge of the states that the process of an instance has kept: the process has ended.
+pub fn states_lost(cache: &Cache, series: &ModelSeries, instance: &str) {
+    cache.release(series.release(|owned: &Series| {
+        owned.spec().name == STATE_BYTES
+            && owned.spec().labelled(owned.labels()).any(|label| label == ("instance", instance))
+    }));
+}
+
+fn load_time(cache: &Cache, series: &ModelSeries, instance: u32) -> Option<Arc<Series>> {
+    let worker = worker_name(cache, series, instance).unwrap_or_else(|| {
+        let (name, version) = series.alias();
+        format!("W-{instance}-{name}_{version}")
+    });
+    cache.gauge(Builtin::WorkerLoadTime.name(), &[worker.as_str(), "Host", cache.hostname()]).ok()
+}
+
+/// Creates the counters of a store at 0, so that a rate includes the first event.
+pub fn store_opened(cache: &Cache, repository: &str) {
+    for result in RELOAD_RESULTS {
+        cache.count(Builtin::RepositoryFetches, &[repository, result], 0.0);
+    }
+    cache.count(Builtin::RepositoryBytes, &[repository], 0.0);
+    cache.count(Builtin::RepositorySeconds, &[repository], 0.0);
+}
+
+/// Counts an object of `bytes` bytes that was fetched in `seconds` seconds.
+pub fn object_fetched(cache: &Cache, repository: &str, bytes: u64, seconds: f64) {
+    cache.count(Builtin::RepositoryFetches, &[repository, result(true)], 1.0);
+    cache.count(Builtin::RepositoryBytes, &[repository], bytes as f64);
+    cache.count(Builtin::RepositorySeconds, &[repository], seconds);
+}
+
+/// Counts an object that could not be fetched.
+pub fn object_fetch_failed(cache: &Cache, repository: &str) {
+    cache.count(Builtin::RepositoryFetches, &[repository, result(false)], 1.0);
+}
+
+/// Records whether the store answered a request for its contents.
+pub fn store_polled(cache: &Cache, repository: &str, answered: bool) {
+    cache.set_gauge(Builtin::RepositoryReachable, &[repository], f64::from(u8::from(answered)));
+}
+
+/// Creates the series of a listener at 0, so that a rate includes the first event.
+pub fn listener_opened(cache: &Cache, listener: Listener) {
+    cache.count(Builtin::Connections, &[listener.as_str()], 0.0);
+    for reason in Refused::ALL {
+        cache.count(Builtin::ConnectionsRefused, &[listener.as_str(), reason.as_str()], 0.0);
+    }
+    connections_open(cache, listener, 0);
+}
+
+/// Counts an accepted connection.
+pub fn connection_accepted(cache: &Cache, listener: Listener) {
+    cache.count(Builtin::Connections, &[listener.as_str()], 1.0);
+}
+
+/// Sets the number of open connections.
+pub fn connections_open(cache: &Cache, listener: Listener, open: usize) {
+    cache.set_gauge(Builtin::ConnectionsOpen, &[listener.as_str()], open as f64);
+}
+
+/// Counts a connection that the server closed, with the reason.
+pub fn connection_refused(cache: &Cache, listener: Listener, reason: Refused) {
+    cache.count(Builtin::ConnectionsRefused, &[listener.as_str(), reason.as_str()], 1.0);
+}
+
+/// Creates the series of these files at 0.
+pub fn credentials_watched(cache: &Cache, file: Credentials) {
+    for result in RELOAD_RESULTS {
+        cache.count(Builtin::CredentialReloads, &[file.as_str(), result], 0.0);
+    }
+}
+
+/// Counts a reload of these files, successful or not.
+pub fn credentials_reloaded(cache: &Cache, file: Credentials, succeeded: bool) {
+    cache.count(Builtin::CredentialReloads, &[file.as_str(), result(succeeded)], 1.0);
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod reload_tests;

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::Mutex;
 
 /// The number of responses that are counted separately. All later ones are counted with the last of these, since a
 /// model may send any number.
@@ -63,17 +64,13 @@ impl ResponseCells {
         self.on.store(true, Ordering::Relaxed);
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, ResponseCell>> {
-        self.cells.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Counts the response of this number, with the nanoseconds of execution and of its outputs.
-    pub(super) fn add(&self, number: u64, kind: ResponseKind, (infer_ns, output_ns): (u64, u64)) {
+    pub(super) fn add(&self, number: u64, kind: ResponseKind, infer_ns: u64, output_ns: u64) {
         let add = |duration: &mut Timed, ns: u64| {
             duration.count += 1;
             duration.ns = duration.ns.wrapping_add(ns);
         };
-        let mut cells = self.lock();
+        let mut cells = self.cells.lock();
         let cell = cells.entry(number.min(MAX_RESPONSES - 1)).or_default();
         let total = infer_ns.wrapping_add(output_ns);
         match kind {
@@ -90,6 +87,6 @@ impl ResponseCells {
 
     /// Returns all counts, by number of the response.
     pub(super) fn read(&self) -> BTreeMap<u64, ResponseCell> {
-        self.lock().clone()
+        self.cells.lock().clone()
     }
 }

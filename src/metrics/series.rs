@@ -1,4 +1,4 @@
-//! The cells of one loaded model version, and those of the server's requests.
+//! The cells of one loaded model version, and the cells of the server's requests.
 //!
 //! Each number is stored once, in nanoseconds or as an exact count; all metrics and the statistics extension are
 //! rendered from it. Only `metrics::record` writes here, within a [transaction](super::transaction). Recording takes no lock except
@@ -7,7 +7,12 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
+use std::sync::{Arc, OnceLock, Weak};
+
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
+use pharos_base::error::Reason;
+use pharos_base::id::ModelVersion;
+use pharos_base::timeline::SendReason;
 
 use super::atomic::{Count, Level};
 use super::counts::ModelCounts;
@@ -24,9 +29,6 @@ use super::succession::{Current, Succession};
 use super::summary::CoarseClock;
 use super::tenants::{ByTenant, Tenants};
 use super::transaction::{Transaction, Transactions};
-use crate::error::Reason;
-use crate::id::ModelVersion;
-use crate::timeline::SendReason;
 
 /// The costs of the executions of one batch size, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
@@ -98,11 +100,11 @@ impl ModelCells {
     }
 
     pub(super) fn gpu_memory(&self) -> MutexGuard<'_, Vec<(u32, u64)>> {
-        self.gpu_memory.lock().unwrap_or_else(PoisonError::into_inner)
+        self.gpu_memory.lock()
     }
 
     pub(super) fn batches(&self) -> MutexGuard<'_, BTreeMap<u64, BatchCell>> {
-        self.batches.lock().unwrap_or_else(PoisonError::into_inner)
+        self.batches.lock()
     }
 }
 
@@ -133,7 +135,7 @@ pub struct ModelSeries {
     pub(super) cells: ModelCells,
     /// Whether the model uses the response cache; other models have no such series.
     cached: AtomicBool,
-    /// The series of earlier loads that still have requests or instances, and those of the load that has replaced this one.
+    /// The series of earlier loads that still have requests or instances, and the series of the load that has replaced this one.
     succession: Succession<ModelSeries>,
     /// The number of requests that [`ModelSeries::take_requested`] has returned.
     taken: AtomicU64,
@@ -217,7 +219,7 @@ impl ModelSeries {
         self.transactions.begin()
     }
 
-    /// Applies an event to the series that views show: those of the latest load that has replaced this one, or these.
+    /// Applies an event to the series that views show: the series of the latest load that has replaced this one, or these.
     pub(super) fn record(&self, event: impl FnOnce(&ModelSeries) + Send + 'static) {
         self.record_here(move |series| event(&series.current()));
     }
@@ -256,7 +258,7 @@ impl ModelSeries {
         Succession::replace(self, before, |series| &series.succession);
     }
 
-    /// Returns the series that views show for this load: those of the latest load that has replaced it, or these.
+    /// Returns the series that views show for this load: the series of the latest load that has replaced it, or these.
     pub(super) fn current(&self) -> Current<'_, ModelSeries> {
         self.succession.current(self)
     }
@@ -272,11 +274,11 @@ impl ModelSeries {
 
     /// Returns the destinations of the times of its batches.
     pub(super) fn times(&self) -> RwLockReadGuard<'_, Times> {
-        self.times.read().unwrap_or_else(PoisonError::into_inner)
+        self.times.read()
     }
 
     pub(super) fn set_times(&self, times: Times) {
-        *self.times.write().unwrap_or_else(PoisonError::into_inner) = times;
+        *self.times.write() = times;
     }
 
     /// Returns the journal of its samples.
@@ -334,7 +336,7 @@ impl ModelSeries {
     }
 
     fn owned(&self) -> MutexGuard<'_, Owned> {
-        self.owned.lock().unwrap_or_else(PoisonError::into_inner)
+        self.owned.lock()
     }
 
     /// Returns the number of waiting requests of this load and the earlier ones.
@@ -524,7 +526,7 @@ impl RequestSeries {
 pub(super) struct Answers {
     pub(super) protocol: Protocol,
     pub(super) route: Route,
-    /// The position of the status among those of its protocol.
+    /// The position of the status among the statuses of its protocol.
     code: usize,
     pub(super) count: u64,
 }

@@ -32,7 +32,7 @@ pub(super) enum LabelSet {
     Tagged,
     /// `model` (the full name) and `version`.
     Full,
-    /// `model_name`, `model_version` and the host. Name and version are those of the alias if requests are counted by
+    /// `model_name`, `model_version` and the host. Name and version are the alias's if requests are counted by
     /// alias; otherwise the bare name and the version, plus `namespace` if there is one.
     Alias,
 }

@@ -181,7 +181,7 @@ fn response(cell: &ResponseCell) -> InferResponseStatistics {
     }
 }
 
-/// Returns the memory that loading took: that of processes, the pinned part of it, then that of each GPU. Empty while
+/// Returns the memory that loading took: of processes, the pinned part of it, then of each GPU. Empty while
 /// it is not known.
 fn memory_usage(series: &ModelSeries) -> Vec<MemoryUsage> {
     let usage = |kind: &str, id, byte_size| MemoryUsage { kind: kind.to_owned(), id, byte_size };

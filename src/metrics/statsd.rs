@@ -29,7 +29,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use statsd_parser::Metric;
 
-use super::emitter::{Malformed, prometheus_name};
+use super::text_lines::{Malformed, prometheus_name};
 
 /// The largest datagram, in bytes: the limit of UDP.
 pub const MAX_DATAGRAM: usize = 64 << 10;
@@ -151,7 +151,8 @@ struct Parsed {
 impl<'a> Fields<'a> {
     fn of(text: &'a str) -> Result<Self, Malformed> {
         let mut fields = text.split('|');
-        let (values, kind) = (fields.next().unwrap_or(""), fields.next());
+        let values = fields.next().unwrap_or("");
+        let kind = fields.next();
         let kind = match kind {
             Some("c" | "m") => Type::Counter,
             Some("g") => Type::Gauge,

@@ -4,12 +4,13 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use pharos_base::timeline::Instant;
+
 use super::atomic::Count;
 use super::durations::{Buckets, copy_of, definition};
 use super::family::Registry;
 use super::reading::{Details, Number, Reading};
 use super::source::{ModelValue, StreamValue};
-use crate::timeline::Instant;
 
 /// The progress of one request's responses. They arrive one after the other.
 #[derive(Debug, Default)]

@@ -3,7 +3,9 @@
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
 
 /// The place of one load among the loads of its model version.
 #[derive(Debug)]
@@ -18,8 +20,7 @@ pub(super) struct Succession<T> {
 
 impl<T> Default for Succession<T> {
     fn default() -> Self {
-        let (successor, predecessors) = (Mutex::default(), Mutex::default());
-        Self { is_replaced: AtomicBool::new(false), successor, predecessors }
+        Self { is_replaced: AtomicBool::new(false), successor: Mutex::default(), predecessors: Mutex::default() }
     }
 }
 
@@ -34,13 +35,13 @@ impl<T> Succession<T> {
             of(other).set_successor(Some(Arc::clone(new)));
         }
         of(new).set_successor(None);
-        *lock(&of(new).predecessors) = all.iter().map(Arc::downgrade).collect();
+        *of(new).predecessors.lock() = all.iter().map(Arc::downgrade).collect();
     }
 
     fn set_successor(&self, new: Option<Arc<T>>) {
         let is_replaced = new.is_some();
         // Dropped after the lock: it may be the last owner.
-        let _former = std::mem::replace(&mut *lock(&self.successor), new);
+        let _former = std::mem::replace(&mut *self.successor.lock(), new);
         self.is_replaced.store(is_replaced, Ordering::Release);
     }
 
@@ -48,19 +49,15 @@ impl<T> Succession<T> {
     pub(super) fn current<'t>(&self, this: &'t T) -> Current<'t, T> {
         let successor = match self.is_replaced.load(Ordering::Acquire) {
             false => None,
-            true => lock(&self.successor).clone(),
+            true => self.successor.lock().clone(),
         };
         Current { this, successor }
     }
 
     /// Returns the earlier loads that have not ended.
     pub(super) fn predecessors(&self) -> Vec<Arc<T>> {
-        lock(&self.predecessors).iter().filter_map(Weak::upgrade).collect()
+        self.predecessors.lock().iter().filter_map(Weak::upgrade).collect()
     }
-}
-
-fn lock<V>(mutex: &Mutex<V>) -> MutexGuard<'_, V> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A load, or its latest successor.

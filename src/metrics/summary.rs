@@ -1,15 +1,16 @@
 //! Quantiles of the latest observations.
 //!
-//! A summary keeps its last [`SLOTS`] observations, each with the second of its recording; a reading sorts those of the
+//! A summary keeps its last [`SLOTS`] observations, each with the second of its recording; a reading sorts the observations of the
 //! last [`WINDOW_SECONDS`]. Recording takes one addition and one store. Ranks are exact; values are rounded to 24 bits.
 //! Count and sum cover all observations, as Prometheus requires.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use pharos_base::timeline::Instant;
+
 use super::atomic::add;
 use super::reading;
-use crate::timeline::Instant;
 
 /// The number of observations that quantiles are computed from at most.
 pub const SLOTS: usize = 1024;
@@ -63,8 +64,8 @@ impl Clone for Summary {
 impl Summary {
     pub(super) fn new(quantiles: &[f64], clock: &Arc<CoarseClock>) -> Self {
         let slots = std::iter::repeat_with(AtomicU64::default).take(SLOTS).collect();
-        let (quantiles, clock) = (quantiles.to_vec(), Arc::clone(clock));
-        Self { quantiles, clock, slots, count: AtomicU64::new(0), sum: AtomicU64::new(0) }
+        let quantiles = quantiles.to_vec();
+        Self { quantiles, clock: Arc::clone(clock), slots, count: AtomicU64::new(0), sum: AtomicU64::new(0) }
     }
 
     pub(super) fn clock(&self) -> &CoarseClock {
@@ -96,7 +97,8 @@ impl Summary {
             values.get(rank.saturating_sub(1)).map_or(f64::NAN, |value| f64::from(*value))
         };
         let quantiles = self.quantiles.iter().map(|quantile| (*quantile, of(*quantile))).collect();
-        let (sum, count) = (f64::from_bits(self.sum.load(Ordering::Relaxed)), self.count.load(Ordering::Relaxed));
+        let sum = f64::from_bits(self.sum.load(Ordering::Relaxed));
+        let count = self.count.load(Ordering::Relaxed);
         reading::Summary { sum, count, quantiles }
     }
 }

@@ -7,12 +7,13 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use pharos_base::id::TenantId;
+
 use super::atomic::Count;
 use super::catalog::{NONE, OTHER, TenantRule};
 use super::source::TenantValue;
-use crate::id::TenantId;
 
-/// The tenant of these requests. That of requests without a tenant is the default.
+/// The tenant of these requests. Requests without a tenant have the default.
 const OTHER_ID: TenantId = TenantId(1);
 /// The number of tenants that are not in the table.
 const FIXED: usize = 2;
@@ -46,7 +47,7 @@ impl Tenants {
         &self.rule
     }
 
-    /// Returns the tenant of this name; an empty name is that of no tenant.
+    /// Returns the tenant of this name; an empty name means no tenant.
     pub(super) fn of(&self, name: &[u8]) -> TenantId {
         match std::str::from_utf8(name) {
             Ok("" | NONE) => TenantId::default(),
@@ -76,8 +77,13 @@ impl Tenants {
 
     /// Fills an empty place, possibly with the name of another request. Returns false if no more names are allowed.
     fn add(&self, place: &OnceLock<Box<str>>, name: &str) -> bool {
-        let more = |used: usize| (used < self.rule.limit).then_some(used + 1);
-        if self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_err() {
+        if self
+            .used
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used: usize| {
+                (used < self.rule.limit).then_some(used + 1)
+            })
+            .is_err()
+        {
             // Another request may have filled the place in the meantime.
             return place.get().is_some();
         }
@@ -227,8 +233,9 @@ mod tests {
         for _ in 0..50 {
             let tenants = tenants("limit: 4");
             let ids: Vec<BTreeSet<u16>> = std::thread::scope(|scope| {
-                let work = || ["a", "b", "c", "d"].map(|name| tenants.of(name.as_bytes()).0).into();
-                let threads: Vec<_> = (0..4).map(|_| scope.spawn(work)).collect();
+                let threads: Vec<_> = (0..4)
+                    .map(|_| scope.spawn(|| ["a", "b", "c", "d"].map(|name| tenants.of(name.as_bytes()).0).into()))
+                    .collect();
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect()
             });
             let seen: BTreeSet<u16> = ids.into_iter().flatten().collect();

@@ -17,9 +17,11 @@
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 /// A postponed change.
 type Change = Box<dyn FnOnce() + Send>;
@@ -138,7 +140,7 @@ impl Transactions {
             debug_assert!(false, "a transaction of this thread has not ended: the snapshot would wait for it forever");
             return copy();
         }
-        let receiver = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+        let receiver = self.reader.lock();
         self.state.fetch_or(FROZEN, Ordering::SeqCst);
         let _thaw = Thaw { transactions: self, receiver: &receiver };
         for shard in &self.shards {
@@ -191,7 +193,7 @@ enum Extent<'t> {
     Part,
     /// Its changes are applied at once. It is counted here.
     Applied(&'t Shard),
-    /// Its changes are applied after the snapshot that is being taken: those of the thread from this position on.
+    /// Its changes are applied after the snapshot that is being taken: the thread's changes from this position on.
     Postponed(usize),
 }
 
@@ -285,8 +287,7 @@ mod tests {
     }
 
     fn read(pair: &Pair) -> (u64, u64) {
-        let values = || (pair.first.load(Ordering::Relaxed), pair.second.load(Ordering::Relaxed));
-        pair.transactions.snapshot(values)
+        pair.transactions.snapshot(|| (pair.first.load(Ordering::Relaxed), pair.second.load(Ordering::Relaxed)))
     }
 
     #[test]
@@ -336,7 +337,8 @@ mod tests {
 
     #[test]
     fn transactions_of_two_caches_do_not_mix() {
-        let (one, other) = (Arc::new(Pair::default()), Arc::new(Pair::default()));
+        let one = Arc::new(Pair::default());
+        let other = Arc::new(Pair::default());
         one.transactions.snapshot(|| {
             let transaction = one.transactions.begin();
             change(&one);

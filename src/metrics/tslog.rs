@@ -66,9 +66,9 @@ impl File {
 /// The layout of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// That of TorchServe's files.
+    /// The layout of TorchServe's files.
     File,
-    /// That of TorchServe's standard output: with level, thread and logger.
+    /// The layout of TorchServe's standard output: with level, thread and logger.
     Console,
     /// A JSON object.
     Json,
@@ -88,7 +88,9 @@ impl Stamp {
         let local = i64::try_from(seconds).unwrap_or(i64::MAX).saturating_add(utc_offset.into());
         let (year, month, day) = civil(local.div_euclid(86_400));
         let time = local.rem_euclid(86_400);
-        let (hour, minute, second) = (time / 3600, time / 60 % 60, time % 60);
+        let hour = time / 3600;
+        let minute = time / 60 % 60;
+        let second = time % 60;
         let ms = epoch_ms % 1000;
         let local = format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02},{ms:03}");
         Self { local, seconds: seconds.to_string() }
@@ -146,8 +148,11 @@ impl Text {
         if host.is_empty() {
             host = UNKNOWN_HOST;
         }
-        let word = |c: char| if c.is_ascii_alphanumeric() || c == '_' || c == ' ' { c } else { '_' };
-        let mut head: String = spec.name.chars().map(word).collect();
+        let mut head: String = spec
+            .name
+            .chars()
+            .map(|c| if c.is_ascii_alphanumeric() || c == '_' || c == ' ' { c } else { '_' })
+            .collect();
         head.push('.');
         encode(&mut head, &spec.unit, |c| is_break(c) || c == ':' || c == '|');
         head.push(':');
@@ -167,8 +172,9 @@ impl Text {
     /// Creates the text of a series of the server itself. The definition's dimensions come first, then the other
     /// `labels`: a model's namespace and `metric_tags`.
     pub fn of_server(spec: &MetricSpec, labels: &[(&str, &str)], hostname: &str) -> Self {
-        let value = |name: &str| labels.iter().find(|(label, _)| *label == name).map_or("", |(_, value)| *value);
-        let defined = spec.dimensions.iter().map(|name| (name.as_str(), value(name)));
+        let defined = spec.dimensions.iter().map(|name| {
+            (name.as_str(), labels.iter().find(|(label, _)| label == name).map_or("", |(_, value)| *value))
+        });
         let others = labels.iter().filter(|(label, _)| !spec.dimensions.iter().any(|name| name == label));
         Self::new(spec, defined.chain(others.copied()), hostname)
     }
@@ -178,11 +184,11 @@ impl Text {
         self.file
     }
 
-    /// Appends a line with its line feed. `request_ids` are those of a batch as joined by [`push_request_id`]; empty if
+    /// Appends a line with its line feed. `request_ids` are the ids of a batch as joined by [`push_request_id`]; empty if
     /// the metric has no request.
-    pub fn write(&self, out: &mut String, layout: Layout, stamp: &Stamp, (value, request_ids): (f64, &str)) {
+    pub fn write(&self, out: &mut String, layout: Layout, stamp: &Stamp, value: f64, request_ids: &str) {
         if layout == Layout::Json {
-            return self.write_json(out, stamp, (value, request_ids));
+            return self.write_json(out, stamp, value, request_ids);
         }
         out.push_str(&stamp.local);
         if layout == Layout::Console {
@@ -202,7 +208,7 @@ impl Text {
         out.push('\n');
     }
 
-    fn write_json(&self, out: &mut String, stamp: &Stamp, (value, request_ids): (f64, &str)) {
+    fn write_json(&self, out: &mut String, stamp: &Stamp, value: f64, request_ids: &str) {
         let quote = if value.is_finite() { "" } else { "\"" };
         out.push_str(&self.json.0);
         out.push_str(quote);
@@ -232,7 +238,8 @@ fn json(spec: &MetricSpec, file: File, dimensions: &[(&str, &str)], host: &str) 
     };
     let list = |item: &dyn Fn(&(&str, &str)) -> String| dimensions.iter().map(item).collect::<Vec<_>>().join(",");
     let pairs = list(&|(name, value)| format!("{{\"Name\":{},\"Value\":{}}}", quoted(name), quoted(value)));
-    let (names, values) = (list(&|(name, _)| quoted(name)), list(&|(_, value)| quoted(value)));
+    let names = list(&|(name, _)| quoted(name));
+    let values = list(&|(_, value)| quoted(value));
     let before = format!("{{\"MetricName\":{},\"Value\":", quoted(&spec.name));
     let after = format!(
         ",\"Unit\":{},\"Type\":\"{kind}\",\"Dimensions\":[{pairs}],\"DimensionNames\":[{names}],\

@@ -17,7 +17,7 @@
 //! No I/O: bytes in, borrowed pieces out.
 
 use super::catalog::Kind;
-use super::emitter::Malformed;
+use super::text_lines::Malformed;
 
 /// The prefix of a metric line.
 pub const MARKER: &str = "[METRICS]";
@@ -78,7 +78,8 @@ fn head(text: &str) -> Result<(&str, &str, f64), Malformed> {
     let missing = Malformed("a metric line begins with Name.Unit:value");
     let (metric, value) = text.split_once(':').ok_or(missing)?;
     let (name, unit) = metric.rsplit_once('.').ok_or(missing)?;
-    let (name, unit) = (name.trim(), unit.trim());
+    let name = name.trim();
+    let unit = unit.trim();
     if name.is_empty() || unit.is_empty() {
         return Err(missing);
     }
@@ -147,7 +148,7 @@ fn origin(section: &str) -> (Option<&str>, &str) {
     ((!host.is_empty()).then_some(host), if ids == "null" { "" } else { ids.trim() })
 }
 
-/// Returns the type of an undeclared metric: that of the line. Lines without a type (C++ workers, `emit_metrics`) are
+/// Returns the type of an undeclared metric: the type of the line. Lines without a type (C++ workers, `emit_metrics`) are
 /// counters if their unit is `Count`, and gauges otherwise.
 ///
 /// # Errors

@@ -40,7 +40,8 @@ impl WorkerMetric {
         let is_reserved = spec.builtin.is_some();
         let (unit, dimensions) =
             if is_reserved { Default::default() } else { (spec.unit.clone(), spec.dimensions.clone()) };
-        let (name, of_models) = (spec.name.clone(), spec.section == Section::Model);
+        let name = spec.name.clone();
+        let of_models = spec.section == Section::Model;
         let host_is_added = spec.host_is_added && !is_reserved;
         Self { name, kind: spec.kind, unit, dimensions, host_is_added, of_models, is_reserved, is_disabled }
     }

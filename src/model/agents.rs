@@ -23,8 +23,7 @@ pub(super) fn of(config: &proto::ModelConfig) -> Result<Vec<Checksum>, ConfigErr
             )));
         }
         for (key, sum) in &agent.parameters {
-            let wrong = |why: String| ConfigError::new(format!("repository agent checksum: {why}"));
-            all.push(checksum(key, sum).map_err(wrong)?);
+            all.push(checksum(key, sum).map_err(|why| ConfigError::new(format!("repository agent checksum: {why}")))?);
         }
     }
     all.sort_unstable_by(|one, other| one.file.cmp(&other.file));

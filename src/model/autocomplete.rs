@@ -1,5 +1,5 @@
 //! Fills in missing fields of a configuration from the model file, and refuses a configuration that contradicts the file. The
-//! rules are those of Triton's ONNX Runtime backend.
+//! rules come from Triton's ONNX Runtime backend.
 
 use super::controls::is_made_by_server;
 use super::proto::model_config::SchedulingChoice;
@@ -92,12 +92,18 @@ pub(super) fn fill(
             tensor.dims.as_deref().map_or("unknown".to_owned(), format_shape),
         )));
     }
-    let is_client_input =
-        |model: &&SignatureTensor| !is_made_by_server(config, &model.name) && !is_state(config, &model.name);
-    let inputs: Vec<_> = signature.inputs.iter().filter(is_client_input).cloned().collect();
-    let is_client_output =
-        |model: &&SignatureTensor| state::configured_states(config).iter().all(|state| state.output_name != model.name);
-    let outputs: Vec<_> = signature.outputs.iter().filter(is_client_output).cloned().collect();
+    let inputs: Vec<_> = signature
+        .inputs
+        .iter()
+        .filter(|model| !is_made_by_server(config, &model.name) && !is_state(config, &model.name))
+        .cloned()
+        .collect();
+    let outputs: Vec<_> = signature
+        .outputs
+        .iter()
+        .filter(|model| state::configured_states(config).iter().all(|state| state.output_name != model.name))
+        .cloned()
+        .collect();
     let whole = config.clone();
     fill_tensors(&whole, &mut config.input, &inputs);
     // A state is among the outputs only if the configuration lists it there.
@@ -114,10 +120,18 @@ fn is_state(config: &proto::ModelConfig, input: &str) -> bool {
 /// Returns the model's inputs and outputs for the states.
 fn states(config: &proto::ModelConfig) -> (Vec<proto::ModelInput>, Vec<proto::ModelOutput>) {
     let both = state::configured_states(config).iter().map(|state| {
-        let (data_type, dims) = (state.data_type, state.dims.clone());
-        let input = proto::ModelInput { name: state.input_name.clone(), data_type, dims, ..Default::default() };
+        let data_type = state.data_type;
         let dims = state.dims.clone();
-        (input, proto::ModelOutput { name: state.output_name.clone(), data_type, dims, ..Default::default() })
+        let input = proto::ModelInput { name: state.input_name.clone(), data_type, dims, ..Default::default() };
+        (
+            input,
+            proto::ModelOutput {
+                name: state.output_name.clone(),
+                data_type,
+                dims: state.dims.clone(),
+                ..Default::default()
+            },
+        )
     });
     both.unzip()
 }
@@ -227,7 +241,8 @@ fn compare_made(config: &proto::ModelConfig, signature: &ModelSignature) -> Resu
 
 fn unexpected(role: &str, name: &str, config: &proto::ModelConfig, signature: &[SignatureTensor]) -> ConfigError {
     let allowed: Vec<&str> = signature.iter().map(|model| model.name.as_str()).collect();
-    let (model, allowed) = (&config.name, allowed.join(", "));
+    let model = &config.name;
+    let allowed = allowed.join(", ");
     ConfigError::new(format!(
         "unexpected inference {role} '{name}' for model '{model}', allowed {role}s are: {allowed}"
     ))
@@ -282,8 +297,9 @@ fn compare_shape<T: TensorConfig>(
     if config.max_batch_size > 0 {
         full.insert(0, -1);
     }
-    let fits = |(&provided, &configured): (&i64, &i64)| provided == -1 || provided == configured;
-    if provided.len() == full.len() && provided.iter().zip(&full).all(fits) {
+    if provided.len() == full.len()
+        && provided.iter().zip(&full).all(|(&provided, &configured)| provided == -1 || provided == configured)
+    {
         return Ok(());
     }
     let how = if config.max_batch_size > 0 {

@@ -2,7 +2,7 @@
 //!
 //! As in Triton, only the maximum batch size, inputs, outputs, the scheduler and the transaction policy are taken from the
 //! answer; for TorchServe archives also the instance count and placement. Configured values are never overwritten. Triton
-//! leaves that to `pb_utils.ModelConfig` and replaces the lists of inputs and outputs with those of the answer.
+//! leaves that to `pb_utils.ModelConfig` and replaces the lists of inputs and outputs with the lists in the answer.
 
 use prost_reflect::DynamicMessage;
 use serde_json::value::RawValue;
@@ -169,7 +169,8 @@ fn workers(config: &mut proto::ModelConfig, answer: &proto::ModelConfig, gpus: &
         _ => wanted.gpus.clone(),
     };
     let kind = if gpus.is_empty() { Kind::Cpu } else { Kind::Gpu }.into();
-    let (count, of_one) = (wanted.count, config.name.clone());
+    let count = wanted.count;
+    let of_one = config.name.clone();
     let mut add = |group| config.instance_group.push(proto::ModelInstanceGroup { kind, ..group });
     match i32::try_from(gpus.len()) {
         // The default placement already has this form.
@@ -226,7 +227,8 @@ fn tensors<T: Tensor>(model: &str, mut configured: Vec<T>, answered: Vec<T>) -> 
 
 fn fill<T: Tensor>(model: &str, configured: &mut T, new: &mut T) -> Result<(), ConfigError> {
     let name = new.name().to_owned();
-    let (expected, provided) = (*configured.datatype(), *new.datatype());
+    let expected = *configured.datatype();
+    let provided = *new.datatype();
     if expected == 0 {
         *configured.datatype() = provided;
     } else if provided != 0 && provided != expected {

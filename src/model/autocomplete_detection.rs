@@ -13,7 +13,8 @@ pub fn may_auto_complete(code: &str) -> bool {
     if code.contains("auto_complete_config") || code.contains("globals()") {
         return true;
     }
-    let (mut is_defined, mut is_decorated) = (false, false);
+    let mut is_defined = false;
+    let mut is_decorated = false;
     for line in code.lines().filter(|line| !line.trim().is_empty() && !line.trim_start().starts_with('#')) {
         if line.starts_with([' ', '\t']) {
             if binds_class(line.trim_start()) {

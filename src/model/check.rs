@@ -104,7 +104,8 @@ impl ModelConfig {
 
     /// Checks that a step of a sequence is one item with an id of the right type. An iterative request may omit the id.
     fn check_sequence(&self, request: &InferRequest, batch_size: u64, iterative: bool) -> Result<(), Refusal> {
-        let (id, model) = (&request.correlation_id, &self.name);
+        let id = &request.correlation_id;
+        let model = &self.name;
         if let Some(text) = self.wrong_id_type(id).filter(|_| !id.is_none()) {
             return Err(text.into());
         }
@@ -152,10 +153,12 @@ impl ModelConfig {
         if !(required..=limit).contains(&inputs.len()) {
             return Err(self.wrong_count(inputs, required));
         }
-        let known = |(position, input): &(usize, &InferInput)| self.spec(*position, &input.name).is_some();
-        if let Some((_, input)) = inputs.iter().enumerate().find(|entry| !known(entry)) {
+        let mut unknown =
+            inputs.iter().enumerate().filter(|(position, input)| self.spec(*position, &input.name).is_none());
+        if let Some((_, input)) = unknown.next() {
             let allowed = self.inputs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>().join(", ");
-            let (name, model) = (&input.name, &self.name);
+            let name = &input.name;
+            let model = &self.name;
             let text =
                 format!("unexpected inference input '{name}' for model '{model}', allowed inputs are: {allowed}");
             return Err(bare(text));
@@ -168,8 +171,11 @@ impl ModelConfig {
     }
 
     fn missing(&self, inputs: &[InferInput]) -> impl Iterator<Item = &str> {
-        let given = |spec: &&TensorSpec| inputs.iter().all(|input| input.name != spec.name);
-        self.inputs.iter().filter(|spec| !spec.optional).filter(given).map(|spec| spec.name.as_str())
+        self.inputs
+            .iter()
+            .filter(|spec| !spec.optional)
+            .filter(|spec| inputs.iter().all(|input| input.name != spec.name))
+            .map(|spec| spec.name.as_str())
     }
 
     fn wrong_count(&self, inputs: &[InferInput], required: usize) -> Refusal {
@@ -235,7 +241,8 @@ impl ModelConfig {
     }
 
     fn check_tensor(&self, spec: &TensorSpec, tensor: &Tensor, batch_size: u64) -> Result<(), Refusal> {
-        let (name, model) = (&spec.name, &self.name);
+        let name = &spec.name;
+        let model = &self.name;
         if tensor.datatype != spec.datatype {
             return Err(format!(
                 "inference input '{name}' data-type is '{}', but model '{model}' expects '{}'",
@@ -245,8 +252,9 @@ impl ModelConfig {
         }
         let dims = tensor.shape.get(usize::from(self.batches())..).unwrap_or_default();
         // Accept a client's -1 here: the check below has a clearer error for missing dimensions.
-        let fits = |(&expected, &got): (&i64, &i64)| expected == -1 || got == -1 || expected == got;
-        if dims.len() != spec.dims.len() || !spec.dims.iter().zip(dims).all(fits) {
+        if dims.len() != spec.dims.len()
+            || !spec.dims.iter().zip(dims).all(|(&expected, &got)| expected == -1 || got == -1 || expected == got)
+        {
             return Err(format!(
                 "unexpected shape for input '{name}' for model '{model}'. Expected {}, got {}. {}",
                 format_shape(&self.full_shape(spec)),
@@ -270,7 +278,7 @@ impl ModelConfig {
         if spec.datatype == DataType::Bytes {
             return match tensor.data.region() {
                 Some(slice) => self.check_unseen_strings(name, slice.len, elements),
-                None => Ok(check_strings((name, model), tensor.data.pieces(), elements)?),
+                None => Ok(check_strings(name, model, tensor.data.pieces(), elements)?),
             };
         }
         let expected = byte_size(spec.datatype, dims).and_then(|size| size.checked_mul(items)).ok_or_else(too_large)?;
@@ -291,7 +299,8 @@ impl ModelConfig {
         if expected <= most {
             return Ok(());
         }
-        let (model, at_most) = (&self.name, if most > 0 { "at most " } else { "" });
+        let model = &self.name;
+        let at_most = if most > 0 { "at most " } else { "" };
         Err(format!(
             "expected {expected} string elements for inference input '{name}' for model '{model}', got {at_most}{most}"
         )

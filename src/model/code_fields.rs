@@ -17,7 +17,7 @@ enum Brings {
 
 use Brings::{Code, Settings};
 
-/// All fields of `ModelConfig`, those of `optimization` each on its own. A field that is not in the table counts as code.
+/// All fields of `ModelConfig`; each field of `optimization` has a row. A field that is not in the table counts as code.
 const FIELDS: [(&str, Brings); 32] = [
     ("name", Settings),
     ("platform", Code),
@@ -103,10 +103,7 @@ fn fields(draft: &Draft) -> Vec<(String, Value)> {
 
 fn nested(name: &str, message: &DynamicMessage) -> Vec<(String, Value)> {
     let fields = message.descriptor();
-    let value = |field: prost_reflect::FieldDescriptor| {
-        (format!("{name}.{}", field.name()), message.get_field(&field).into_owned())
-    };
-    fields.fields().map(value).collect()
+    fields.fields().map(|field| (format!("{name}.{}", field.name()), message.get_field(&field).into_owned())).collect()
 }
 
 impl Draft {
@@ -164,8 +161,8 @@ impl Draft {
     /// Returns the names of the parameters that only one of the configurations has, or that have different values.
     fn parameters_beyond(&self, other: &Self) -> Vec<String> {
         let keys = self.proto.parameters.keys().chain(other.proto.parameters.keys());
-        let differs = |key: &&String| *key != ENGINE && self.parameter(key) != other.parameter(key);
-        let mut differing: Vec<String> = keys.filter(differs).cloned().collect();
+        let mut differing: Vec<String> =
+            keys.filter(|key| *key != ENGINE && self.parameter(key) != other.parameter(key)).cloned().collect();
         differing.sort_unstable();
         differing.dedup();
         differing

@@ -17,7 +17,7 @@ use crate::tensor::DataType;
 /// A valid model configuration. Created only by [`Draft::complete`](super::Draft::complete) and [`ModelConfig::decode`].
 #[derive(Clone, Debug)]
 pub struct ModelConfig {
-    /// The model's name, which is that of its directory.
+    /// The model's name, which is the name of its directory.
     pub name: String,
     /// The platform, as shown in the metadata; may be empty.
     pub platform: String,
@@ -111,7 +111,7 @@ impl TensorSpec {
     }
 }
 
-/// Returns `to` with its variable dimensions replaced, in order, by the values of `shape` at those of `from`.
+/// Returns `to` with its variable dimensions replaced, in order, by the values of `shape` at the variable dimensions of `from`.
 fn remap(from: &[i64], to: &[i64], shape: &[i64], batching: bool) -> Vec<i64> {
     let (batch, dims) = shape.split_at(usize::from(batching).min(shape.len()));
     let mut variable = from.iter().zip(dims).filter(|(from, _)| **from == -1).map(|(_, dim)| *dim);
@@ -221,7 +221,8 @@ impl ModelConfig {
             Some("true") => Ok(true),
             None | Some("false") => Ok(false),
             Some(text) => {
-                let (name, model) = (Self::CPU_FALLBACK, &self.name);
+                let name = Self::CPU_FALLBACK;
+                let model = &self.name;
                 Err(ConfigError::new(format!("parameter '{name}' must be true or false for {model}, got '{text}'")))
             }
         }

@@ -94,7 +94,8 @@ pub(super) fn controls(
     let name = &model.name;
     let made = model.batch_input.iter().flat_map(|input| &input.target_name);
     let inputs: Vec<&String> = model.input.iter().map(|input| &input.name).chain(made).collect();
-    let (mut all, mut kinds) = (Vec::<ControlInput>::new(), Vec::new());
+    let mut all = Vec::<ControlInput>::new();
+    let mut kinds = Vec::new();
     for input in &raw.control_input {
         if input.name.is_empty() {
             return error(format!("sequence batching control tensor must have a name for {name}"));

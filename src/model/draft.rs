@@ -2,8 +2,6 @@
 
 use prost::Message;
 
-use super::lexer::TextError;
-use super::onnx::ModelSignature;
 use super::{Completion, ConfigError, ModelConfig};
 use super::{agents, autocomplete, json, normalize, onnx, proto, text, validate, warnings};
 
@@ -19,7 +17,7 @@ pub struct Draft {
 }
 
 impl Draft {
-    /// Returns an empty configuration: that of a model without a configuration file.
+    /// Returns an empty configuration, which a model without a configuration file has.
     pub fn empty() -> Self {
         Self::default()
     }
@@ -29,8 +27,8 @@ impl Draft {
     /// # Errors
     /// One line, `FILE:LINE:COLUMN: what was wrong`, with the allowed names for an unknown field or enum value.
     pub fn from_text(source: &str, file_name: &str) -> Result<Self, ConfigError> {
-        let located = |error: TextError| ConfigError::new(error.locate(source, file_name));
-        let (message, warnings) = text::parse(source, &proto::descriptor()).map_err(located)?;
+        let (message, warnings) = text::parse(source, &proto::descriptor())
+            .map_err(|error| ConfigError::new(error.locate(source, file_name)))?;
         let warnings = warnings.into_iter().map(|warning| warning.locate(source, file_name)).collect();
         Ok(Self { proto: proto::from_dynamic(&message)?, warnings })
     }
@@ -41,8 +39,8 @@ impl Draft {
     /// One line, `model configuration JSON:LINE:COLUMN: what was wrong`, with the allowed names for an unknown field or enum
     /// value.
     pub fn from_json(json: &str) -> Result<Self, ConfigError> {
-        let located = |error: TextError| ConfigError::new(error.locate(json, "model configuration JSON"));
-        let message = json::parse(json, &proto::descriptor()).map_err(located)?;
+        let message = json::parse(json, &proto::descriptor())
+            .map_err(|error| ConfigError::new(error.locate(json, "model configuration JSON")))?;
         Ok(Self { proto: proto::from_dynamic(&message)?, warnings: Vec::new() })
     }
 
@@ -101,7 +99,7 @@ impl Draft {
         agents::of(&self.proto)
     }
 
-    /// Checks that the configuration's name, if it has one, is that of the model's directory.
+    /// Checks that the configuration's name, if it has one, is the name of the model's directory.
     ///
     /// # Errors
     /// The name differs.
@@ -116,8 +114,9 @@ impl Draft {
     pub fn complete(mut self, completion: &Completion<'_>) -> Result<ModelConfig, ConfigError> {
         normalize::name(&mut self.proto, completion);
         normalize::backend(&mut self.proto, completion)?;
-        let of_onnx = |_: &&ModelSignature| matches!(self.proto.backend.as_str(), "onnxruntime" | "tract");
-        if let Some(signature) = completion.signature.filter(of_onnx) {
+        if let Some(signature) =
+            completion.signature.filter(|_| matches!(self.proto.backend.as_str(), "onnxruntime" | "tract"))
+        {
             if completion.auto_complete {
                 let warning = autocomplete::fill(&mut self.proto, signature, completion.default_max_batch_size)?;
                 self.warnings.extend(warning);
@@ -144,7 +143,7 @@ impl ModelConfig {
         validate::config(Draft::decode(bytes)?.proto)
     }
 
-    /// Returns a copy with this transaction policy. An ensemble's policy depends on that of its members.
+    /// Returns a copy with this transaction policy. An ensemble's policy depends on the policies of its members.
     ///
     /// # Errors
     /// The model is decoupled but uses a feature that requires exactly one response per request.

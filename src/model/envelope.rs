@@ -161,13 +161,12 @@ fn elements(name: &str, tensor: &Tensor) -> Result<Vec<Value>, InferError> {
         DataType::Bf16 => each(&data, |bytes| float(half::bf16::from_le_bytes(bytes).to_f64())),
         DataType::Fp32 => each(&data, |bytes| single(f32::from_le_bytes(bytes))),
         DataType::Fp64 => each(&data, |bytes| float(f64::from_le_bytes(bytes))),
-        DataType::Bytes => {
-            let text = |element: Result<&[u8], usize>| match element {
+        DataType::Bytes => bytes_elements(&data)
+            .map(|element| match element {
                 Ok(bytes) => Ok(json!(std::str::from_utf8(bytes).map_or_else(|_| base64(bytes), str::to_owned))),
                 Err(at) => Err(InferError::invalid(format!("input '{name}' has a broken element at byte {at}"))),
-            };
-            bytes_elements(&data).map(text).collect::<Result<_, _>>()?
-        }
+            })
+            .collect::<Result<_, _>>()?,
     })
 }
 

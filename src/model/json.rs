@@ -164,7 +164,8 @@ impl<'a> Parser<'a> {
         let group = field.containing_oneof();
         let mut others = group.iter().flat_map(|group| group.fields()).filter(|other| other != field);
         if let Some(other) = others.find(|other| message.has_field(other)) {
-            let (other, name) = (other.name(), field.name());
+            let other = other.name();
+            let name = field.name();
             return Err(TextError::new(
                 at,
                 format!("'{other}' and '{name}' exclude each other: only one may be given"),
@@ -234,7 +235,8 @@ impl<'a> Parser<'a> {
     }
 
     fn number(&mut self) -> Result<&'a str, TextError> {
-        let (start, rest) = (self.at, self.rest());
+        let start = self.at;
+        let rest = self.rest();
         let end =
             rest.find(|c: char| !c.is_ascii_alphanumeric() && !matches!(c, '.' | '+' | '-')).unwrap_or(rest.len());
         let text = rest.get(..end).unwrap_or_default();
@@ -356,8 +358,12 @@ fn integer(scalar: &Scalar<'_>) -> Option<i128> {
     if text.starts_with('+') {
         return None;
     }
-    let whole = |value: &f64| !is_quoted && value.fract() == 0.0 && value.abs() <= EXACT;
-    text.parse::<i128>().ok().or_else(|| text.parse::<f64>().ok().filter(whole).map(|value| value as i128))
+    text.parse::<i128>().ok().or_else(|| {
+        text.parse::<f64>()
+            .ok()
+            .filter(|value| !is_quoted && value.fract() == 0.0 && value.abs() <= EXACT)
+            .map(|value| value as i128)
+    })
 }
 
 fn float(scalar: &Scalar<'_>) -> Option<f64> {

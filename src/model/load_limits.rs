@@ -49,8 +49,11 @@ impl LoadLimits {
         gpus: usize,
     ) -> Result<(), String> {
         let [of_instances, of_warmup, of_queue, of_threads] = Self::FLAGS;
-        let versions_of = |draft: &Draft| draft.version_policy().map_or(1, |policy| versions(&policy).max(1) as u64);
-        let total = |draft: &Draft| draft.instances(gpus).saturating_mul(versions_of(draft));
+        let total = |draft: &Draft| {
+            draft
+                .instances(gpus)
+                .saturating_mul(draft.version_policy().map_or(1, |policy| versions(&policy).max(1) as u64))
+        };
         let bounds = |limit: u64, own: u64| if limit == 0 { u64::MAX } else { limit.max(own) };
 
         let instances = total(sent);
@@ -92,42 +95,54 @@ impl Draft {
     /// Returns the number of instances of a version, if there are so many usable GPUs.
     fn instances(&self, gpus: usize) -> u64 {
         let on_gpus = gpus.max(1) as u64;
-        let group = |group: &proto::ModelInstanceGroup| {
-            let devices = match group.kind() {
-                Kind::Cpu | Kind::Model => 1,
-                _ if !group.gpus.is_empty() => group.gpus.len() as u64,
-                Kind::Gpu => on_gpus,
-                // Backends that only read the model's file may have no support of GPUs.
-                Kind::Auto if self.may_be_onnx() => 1,
-                Kind::Auto => on_gpus,
-            };
-            u64::try_from(group.count).unwrap_or(0).max(1).saturating_mul(devices)
-        };
         match self.proto.instance_group.as_slice() {
             [] if self.may_be_onnx() => 1,
             [] => on_gpus,
-            groups => groups.iter().map(group).fold(0, u64::saturating_add),
+            groups => groups
+                .iter()
+                .map(|group| {
+                    let devices = match group.kind() {
+                        Kind::Cpu | Kind::Model => 1,
+                        _ if !group.gpus.is_empty() => group.gpus.len() as u64,
+                        Kind::Gpu => on_gpus,
+                        // Backends that only read the model's file may have no support of GPUs.
+                        Kind::Auto if self.may_be_onnx() => 1,
+                        Kind::Auto => on_gpus,
+                    };
+                    u64::try_from(group.count).unwrap_or(0).max(1).saturating_mul(devices)
+                })
+                .fold(0, u64::saturating_add),
         }
     }
 
     /// Returns the bytes of the largest sample of the warm-ups: an instance makes one after the other.
     fn largest_sample(&self) -> u64 {
-        let input = |input: &proto::model_warmup::Input| {
-            let of_type = proto::datatype(input.data_type).and_then(|datatype| byte_size(datatype, &input.dims));
-            let elements = || element_count(&input.dims).unwrap_or(u64::MAX);
-            of_type.unwrap_or_else(|| elements().saturating_mul(BYTES_ELEMENT))
-        };
-        let sample = |warmup: &proto::ModelWarmup| {
-            let item = warmup.inputs.values().map(input).fold(0, u64::saturating_add);
-            item.saturating_mul(u64::from(warmup.batch_size.max(1)))
-        };
-        self.proto.model_warmup.iter().map(sample).max().unwrap_or(0)
+        self.proto
+            .model_warmup
+            .iter()
+            .map(|warmup| {
+                let item = warmup
+                    .inputs
+                    .values()
+                    .map(|input| {
+                        let of_type =
+                            proto::datatype(input.data_type).and_then(|datatype| byte_size(datatype, &input.dims));
+                        of_type.unwrap_or_else(|| {
+                            element_count(&input.dims).unwrap_or(u64::MAX).saturating_mul(BYTES_ELEMENT)
+                        })
+                    })
+                    .fold(0, u64::saturating_add);
+                item.saturating_mul(u64::from(warmup.batch_size.max(1)))
+            })
+            .max()
+            .unwrap_or(0)
     }
 
     /// Returns the sizes of queues, with the names of their fields; 0 for no limit.
     fn queue_sizes(&self) -> impl Iterator<Item = (String, u64)> {
         let mut sizes = Vec::new();
-        let (mut dynamic, mut oldest) = (None, None);
+        let mut dynamic = None;
+        let mut oldest = None;
         match &self.proto.scheduling_choice {
             Some(SchedulingChoice::DynamicBatching(batching)) => dynamic = Some(batching),
             Some(SchedulingChoice::SequenceBatching(batching)) => {
@@ -164,9 +179,13 @@ mod tests {
     const LIMITS: LoadLimits = LoadLimits { instances: 8, warmup_bytes: 1 << 20, queue_size: 100, threads: 16 };
 
     fn check(limits: LoadLimits, sent: &str, own: &str) -> Result<(), String> {
-        let versions = |policy: &VersionPolicy| if *policy == VersionPolicy::All { 3 } else { 1 };
         let own = Draft::from_text(own, "config.pbtxt").unwrap();
-        limits.check(&Draft::from_json(sent).unwrap(), &own, versions, 2)
+        limits.check(
+            &Draft::from_json(sent).unwrap(),
+            &own,
+            |policy: &VersionPolicy| if *policy == VersionPolicy::All { 3 } else { 1 },
+            2,
+        )
     }
 
     #[test]

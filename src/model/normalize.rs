@@ -42,16 +42,20 @@ const BACKENDS: [KnownBackend; 8] = [
 /// Returns the name under which a backend looks for a model file of this name: the name itself, or the backend's default name
 /// with the same ending; `None` for any other kind of file.
 pub fn default_model_file(name: &str) -> Option<String> {
-    let is_usual =
-        |row: &&KnownBackend| row.files.contains(&name) || (row.endings.contains(&ARCHIVE) && name.ends_with(ARCHIVE));
-    if BACKENDS.iter().any(|row| is_usual(&row)) {
+    if BACKENDS
+        .iter()
+        .any(|row| row.files.contains(&name) || (row.endings.contains(&ARCHIVE) && name.ends_with(ARCHIVE)))
+    {
         return Some(name.to_owned());
     }
     let (_, ending) = name.rsplit_once('.')?;
     let mut files = BACKENDS.iter().filter(|row| row.endings.iter().any(|known| known.get(1..) == Some(ending)));
-    let has_ending = |file: &&&str| file.rsplit_once('.').is_some_and(|(_, of_file)| of_file == ending);
     // A `.py` file may be any program.
-    let found = files.find_map(|row| row.files.iter().find(has_ending)).filter(|_| ending != "py");
+    let found = files
+        .find_map(|row| {
+            row.files.iter().find(|file| file.rsplit_once('.').is_some_and(|(_, of_file)| of_file == ending))
+        })
+        .filter(|_| ending != "py");
     found.map(|file| (*file).to_owned())
 }
 
@@ -71,7 +75,7 @@ pub(super) fn name(config: &mut proto::ModelConfig, completion: &Completion<'_>)
     }
 }
 
-/// Checks that the configuration's name is that of the directory.
+/// Checks that the configuration's name is the name of the directory.
 pub(super) fn check_name(config: &proto::ModelConfig, directory: &str) -> Result<(), ConfigError> {
     if config.name != directory {
         return Err(ConfigError::new(format!(
@@ -146,18 +150,19 @@ pub(super) fn is_own(backend: &str) -> bool {
 fn missing_backend(config: &proto::ModelConfig, completion: &Completion<'_>) -> Result<String, ConfigError> {
     if !config.platform.is_empty() {
         let row = BACKENDS.iter().find(|row| row.platform == config.platform);
-        let unexpected = || {
-            let (platform, advice) = (&config.platform, unsupported_backends::advice_clause(&config.platform));
-            format!("unexpected platform type '{platform}' for {}{advice}", config.name)
-        };
-        return row.map(|row| row.backend.to_owned()).ok_or_else(|| ConfigError::new(unexpected()));
+        return row.map(|row| row.backend.to_owned()).ok_or_else(|| {
+            let platform = &config.platform;
+            let advice = unsupported_backends::advice_clause(platform);
+            ConfigError::new(format!("unexpected platform type '{platform}' for {}{advice}", config.name))
+        });
     }
     let named = config.default_model_filename.as_str();
     let row =
         BACKENDS.iter().find(|row| row.files.iter().any(|file| named == *file || is_there(file, completion.files)));
-    let by_ending = || BACKENDS.iter().find(|row| row.endings.iter().any(|ending| named.ends_with(ending)));
-    let by_archive = || BACKENDS.iter().find(|row| row.endings.contains(&ARCHIVE) && has_archive(completion));
-    let by_file = row.or_else(by_ending).or_else(by_archive).map(|row| row.backend);
+    let by_file = row
+        .or_else(|| BACKENDS.iter().find(|row| row.endings.iter().any(|ending| named.ends_with(ending))))
+        .or_else(|| BACKENDS.iter().find(|row| row.endings.contains(&ARCHIVE) && has_archive(completion)))
+        .map(|row| row.backend);
     by_file.or_else(|| backend_of_name(completion.directory)).map(str::to_owned).ok_or_else(|| {
         let mut files: Vec<&str> = Vec::new();
         for file in BACKENDS.iter().flat_map(|row| row.files) {

@@ -234,8 +234,10 @@ fn tensor(value: &Value<'_>, role: &str) -> Result<Option<SignatureTensor>, Stri
         Some([Dimension::Named(name), ..]) => Some((*name).to_owned()),
         _ => None,
     };
-    let dim = |dim: &Dimension<'_>| if let Dimension::Fixed(size) = dim { *size } else { -1 };
-    let dims = tensor.dims.as_ref().map(|dims| dims.iter().map(dim).collect());
+    let dims = tensor
+        .dims
+        .as_ref()
+        .map(|dims| dims.iter().map(|dim| if let Dimension::Fixed(size) = dim { *size } else { -1 }).collect());
     Ok(Some(SignatureTensor { name: value.name.to_owned(), datatype, dims, first_dim_name }))
 }
 

@@ -19,7 +19,7 @@ pub struct BatchInput {
     pub source: usize,
 }
 
-/// The content of a [`BatchInput`]. Element counts are those of a request's whole input, including its batch dimension.
+/// The content of a [`BatchInput`]. Element counts are counts of a request's whole input, including its batch dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BatchInputKind {
     /// `[requests]`: the number of elements of each request.
@@ -41,7 +41,7 @@ pub enum BatchInputKind {
 pub struct BatchOutput {
     /// The model's outputs that are split.
     pub targets: Vec<String>,
-    /// The input whose shape determines that of each response's output: a position in the configuration.
+    /// The input whose shape determines the shape of each response's output: a position in the configuration.
     pub source: usize,
 }
 
@@ -153,19 +153,25 @@ pub(super) fn batch_inputs(proto: &proto::ModelConfig) -> Result<Vec<BatchInput>
 
 /// Checks and converts `batch_output`.
 pub(super) fn batch_outputs(proto: &proto::ModelConfig) -> Result<Vec<BatchOutput>, ConfigError> {
-    let convert = |raw: &proto::BatchOutput| {
-        for (number, target) in raw.target_name.iter().enumerate() {
-            if proto.output.iter().all(|output| output.name != *target) {
-                return error(format!("unknown target output name '{target}' for {}", proto.name));
+    proto
+        .batch_output
+        .iter()
+        .map(|raw| {
+            for (number, target) in raw.target_name.iter().enumerate() {
+                if proto.output.iter().all(|output| output.name != *target) {
+                    return error(format!("unknown target output name '{target}' for {}", proto.name));
+                }
+                if raw.target_name.iter().take(number).any(|other| other == target) {
+                    return error(format!(
+                        "target output name '{target}' can only be specified once for {}",
+                        proto.name
+                    ));
+                }
             }
-            if raw.target_name.iter().take(number).any(|other| other == target) {
-                return error(format!("target output name '{target}' can only be specified once for {}", proto.name));
-            }
-        }
-        let source = source(proto, "output", raw.kind().as_str_name(), &raw.source_input)?;
-        Ok(BatchOutput { targets: raw.target_name.clone(), source })
-    };
-    proto.batch_output.iter().map(convert).collect()
+            let source = source(proto, "output", raw.kind().as_str_name(), &raw.source_input)?;
+            Ok(BatchOutput { targets: raw.target_name.clone(), source })
+        })
+        .collect()
 }
 
 /// Returns the position of the only source.
@@ -193,11 +199,18 @@ mod tests {
     fn made(kind: BatchInputKind, datatype: DataType, shapes: &[&[i64]], batching: bool) -> (Vec<i64>, Vec<f64>) {
         let input = BatchInput { kind, targets: vec!["T".to_owned()], datatype, source: 0 };
         let (shape, bytes) = input.make(shapes, batching).expect("small enough");
-        let value = |bytes: &[u8; 4]| match datatype {
-            DataType::Fp32 => f64::from(f32::from_le_bytes(*bytes)),
-            _ => f64::from(i32::from_le_bytes(*bytes)),
-        };
-        (shape, bytes.as_chunks().0.iter().map(value).collect())
+        (
+            shape,
+            bytes
+                .as_chunks()
+                .0
+                .iter()
+                .map(|bytes| match datatype {
+                    DataType::Fp32 => f64::from(f32::from_le_bytes(*bytes)),
+                    _ => f64::from(i32::from_le_bytes(*bytes)),
+                })
+                .collect(),
+        )
     }
 
     #[test]
@@ -224,8 +237,12 @@ mod tests {
 
     #[test]
     fn refuses_tensors_that_are_too_large() {
-        let kind = BatchInputKind::MaxElementCountAsShape;
-        let input = BatchInput { kind, targets: Vec::new(), datatype: DataType::Fp32, source: 0 };
+        let input = BatchInput {
+            kind: BatchInputKind::MaxElementCountAsShape,
+            targets: Vec::new(),
+            datatype: DataType::Fp32,
+            source: 0,
+        };
         assert_eq!(input.make(&[&[1, 1 << 40]], true), None);
         assert_eq!(input.make(&[&[i64::MAX, 2]], true), None);
     }

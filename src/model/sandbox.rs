@@ -17,7 +17,7 @@ pub enum SandboxMode {
     /// In addition those whose code came by request, as far as the kernel supports it.
     #[default]
     Uploads,
-    /// All, as far as the kernel supports it, except those of the operator whose configuration switches it off.
+    /// All, as far as the kernel supports it, except for models of the operator whose configuration switches it off.
     Auto,
     /// All. Models do not run without it.
     On,
@@ -118,8 +118,9 @@ impl Provenance {
 
 fn parse(value: &str) -> Result<Isolation, String> {
     let known = Isolation::NAMES.into_iter().find(|(name, _)| *name == value);
-    let unknown = || format!("'{}'; allowed are on, off and network", value.escape_debug());
-    known.map(|(_, isolation)| isolation).ok_or_else(unknown)
+    known
+        .map(|(_, isolation)| isolation)
+        .ok_or_else(|| format!("'{}'; allowed are on, off and network", value.escape_debug()))
 }
 
 /// Returns why the parameter of a model is refused.

@@ -119,7 +119,7 @@ pub enum SequenceStrategy {
 pub struct EnsembleStep {
     /// The model to run.
     pub model_name: String,
-    /// The repository that is searched first, with `--model-namespacing`; empty for that of the ensemble.
+    /// The repository that is searched first, with `--model-namespacing`; empty for the repository of the ensemble.
     pub model_namespace: String,
     /// The model's version; `None` for the latest.
     pub model_version: Option<u64>,
@@ -149,14 +149,16 @@ pub(super) fn scheduling(proto: &proto::ModelConfig, max_batch_size: u32) -> Res
 }
 
 fn preferred(sizes: &[i32], max: u32, which: &str, name: &str) -> Result<Vec<u32>, ConfigError> {
-    let convert = |&size: &i32| match u32::try_from(size) {
-        Err(_) | Ok(0) => error(format!("{which} must be positive for {name}: {size} is given")),
-        Ok(size) if size > max => {
-            error(format!("{which} must be <= max batch size for {name}: {size} is given, the maximum is {max}"))
-        }
-        Ok(size) => Ok(size),
-    };
-    sizes.iter().map(convert).collect()
+    sizes
+        .iter()
+        .map(|&size| match u32::try_from(size) {
+            Err(_) | Ok(0) => error(format!("{which} must be positive for {name}: {size} is given")),
+            Ok(size) if size > max => {
+                error(format!("{which} must be <= max batch size for {name}: {size} is given, the maximum is {max}"))
+            }
+            Ok(size) => Ok(size),
+        })
+        .collect()
 }
 
 fn dynamic(raw: &proto::ModelDynamicBatching, name: &str, max: u32) -> Result<DynamicBatching, ConfigError> {

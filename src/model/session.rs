@@ -105,7 +105,7 @@ impl ModelConfig {
         })
     }
 
-    /// Converts Triton's number of the level, which differs from that of ONNX Runtime.
+    /// Converts Triton's number of the level, which differs from ONNX Runtime's.
     fn graph_level(&self) -> Result<GraphLevel, ConfigError> {
         let graph = self.proto.optimization.as_ref().and_then(|optimization| optimization.graph.as_ref());
         match graph.map_or(0, |graph| graph.level) {

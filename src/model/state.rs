@@ -1,6 +1,6 @@
 //! Implicit state (`sequence_batching { state }`): tensors that the server keeps for each sequence between its requests. The
-//! model returns the new value as an output and receives it as an input of the sequence's next request. Rules and texts are
-//! those of Triton's sequence batcher.
+//! model returns the new value as an output and receives it as an input of the sequence's next request. Rules and texts
+//! come from Triton's sequence batcher.
 
 use super::controls::is_made_by_server;
 use super::error::{ConfigError, error};
@@ -51,8 +51,8 @@ const MAX_BYTES: u64 = 1 << 30;
 impl StateSpec {
     /// Returns whether a value may have this shape (without the batch).
     pub fn fits(&self, shape: &[i64]) -> bool {
-        let fits = |(&dim, &got): (&i64, &i64)| got >= 0 && (dim == -1 || dim == got);
-        self.dims.len() == shape.len() && self.dims.iter().zip(shape).all(fits)
+        self.dims.len() == shape.len()
+            && self.dims.iter().zip(shape).all(|(&dim, &got)| got >= 0 && (dim == -1 || dim == got))
     }
 
     /// Returns whether values may differ in shape.
@@ -67,8 +67,13 @@ impl StateSpec {
     /// # Errors
     /// The file cannot be read, or does not contain as many elements as the dimensions require.
     pub fn first_value(&self, read: impl FnOnce(&str) -> Result<Vec<u8>, String>) -> Result<StateValue, String> {
-        let begins = |dims: &[i64]| dims.iter().map(|&dim| dim.max(1)).collect::<Vec<i64>>();
-        let shape = begins(self.initial.as_ref().map_or(&self.dims, |initial| &initial.dims));
+        let shape = self
+            .initial
+            .as_ref()
+            .map_or(&self.dims, |initial| &initial.dims)
+            .iter()
+            .map(|&dim| dim.max(1))
+            .collect::<Vec<i64>>();
         let len = first_bytes(self.datatype, &shape).ok_or_else(|| too_large(&self.input_name))?;
         let Some(file) = self.initial.as_ref().and_then(|initial| initial.file.as_deref()) else {
             return Ok(StateValue { shape, data: vec![0; len] });
@@ -134,7 +139,8 @@ pub(super) fn states(proto: &proto::ModelConfig) -> Result<Vec<StateSpec>, Confi
 }
 
 fn state(proto: &proto::ModelConfig, raw: &State, output: usize) -> Result<StateSpec, ConfigError> {
-    let (model, name) = (proto.name.as_str(), raw.input_name.as_str());
+    let model = proto.name.as_str();
+    let name = raw.input_name.as_str();
     if name.is_empty() || raw.output_name.is_empty() {
         return error(format!("state must specify 'input_name' and 'output_name' for {model}"));
     }
@@ -155,8 +161,9 @@ fn state(proto: &proto::ModelConfig, raw: &State, output: usize) -> Result<State
     }
     if let Some(listed) = proto.output.get(output) {
         let dims = listed.reshape.as_ref().map_or(&listed.dims, |reshape| &reshape.shape);
-        let agree = |(one, other): (&i64, &i64)| one == other || *one == -1 || *other == -1;
-        if dims.len() != raw.dims.len() || !dims.iter().zip(&raw.dims).all(agree) {
+        if dims.len() != raw.dims.len()
+            || !dims.iter().zip(&raw.dims).all(|(one, other)| one == other || *one == -1 || *other == -1)
+        {
             let output = &listed.name;
             return wrong(&format!("has dims {:?}, but the output '{output}' that gives it has {dims:?}", raw.dims));
         }
@@ -172,7 +179,9 @@ fn state(proto: &proto::ModelConfig, raw: &State, output: usize) -> Result<State
             ));
         }
     };
-    let (input_name, output_name, dims) = (name.to_owned(), raw.output_name.clone(), raw.dims.clone());
+    let input_name = name.to_owned();
+    let output_name = raw.output_name.clone();
+    let dims = raw.dims.clone();
     let state = StateSpec { input_name, output_name, datatype, dims, initial, output };
     let shape: Vec<i64> = state.initial.as_ref().map_or(&state.dims, |initial| &initial.dims).clone();
     let shape: Vec<i64> = shape.into_iter().map(|dim| dim.max(1)).collect();

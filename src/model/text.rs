@@ -189,7 +189,8 @@ impl<'a> Parser<'a> {
             _ => {
                 let mut allowed: Vec<_> = descriptor.values().map(|value| value.name().to_owned()).collect();
                 allowed.sort_unstable();
-                let (kind, allowed) = (short(descriptor.full_name()), allowed.join(", "));
+                let kind = short(descriptor.full_name());
+                let allowed = allowed.join(", ");
                 let found = self.token.describe();
                 let text = format!("expected a value of {kind} without quotes, found {found}; allowed: {allowed}");
                 return Err(TextError::new(self.offset, text));

@@ -30,7 +30,8 @@ pub(super) fn config(proto: proto::ModelConfig) -> Result<ModelConfig, ConfigErr
         let given = proto.max_batch_size;
         return error(format!("'max_batch_size' must be non-negative value for {name}: {given} is given"));
     };
-    let (decoupled, cache) = (decoupled(&proto), proto.response_cache.is_some_and(|cache| cache.enable));
+    let decoupled = decoupled(&proto);
+    let cache = proto.response_cache.is_some_and(|cache| cache.enable);
     check_cache(&proto, cache, decoupled)?;
     let config = ModelConfig {
         name: proto.name.clone(),
@@ -146,8 +147,11 @@ pub(super) fn version_policy(proto: &proto::ModelConfig) -> Result<VersionPolicy
         Some(PolicyChoice::Latest(latest)) => Ok(VersionPolicy::Latest(latest.num_versions)),
         Some(PolicyChoice::All(_)) => Ok(VersionPolicy::All),
         Some(PolicyChoice::Specific(specific)) => {
-            let version = |&version: &i64| u64::try_from(version).ok().filter(|&version| version > 0);
-            let versions: Option<Vec<u64>> = specific.versions.iter().map(version).collect();
+            let versions: Option<Vec<u64>> = specific
+                .versions
+                .iter()
+                .map(|&version| u64::try_from(version).ok().filter(|&version| version > 0))
+                .collect();
             versions.map(VersionPolicy::Specific).ok_or_else(|| {
                 ConfigError::new(format!(
                     "'version_policy.specific' must list versions of 1 or greater for {}",
@@ -173,43 +177,51 @@ fn file_name(proto: &proto::ModelConfig) -> Result<String, ConfigError> {
 }
 
 fn inputs(proto: &proto::ModelConfig) -> Result<Vec<TensorSpec>, ConfigError> {
-    let convert = |input: &proto::ModelInput| {
-        let spec = TensorSpec {
-            name: input.name.clone(),
-            datatype: datatype(input.data_type).unwrap_or(DataType::Bool),
-            dims: input.dims.clone(),
-            reshape: input.reshape.as_ref().map(|reshape| reshape.shape.clone()),
-            optional: input.optional,
-            allow_ragged_batch: input.allow_ragged_batch,
-            is_shape_tensor: input.is_shape_tensor,
-            label_filename: String::new(),
-        };
-        let (dims, reshape) = (input.dims.as_slice(), input.reshape.as_ref());
-        check_io(proto, &Io { role: "input", name: &input.name, data_type: input.data_type, dims, reshape })?;
-        if input.format() != proto::model_input::Format::None && input.dims.len() != 3 {
-            return error(format!("model input NHWC/NCHW require 3 dims for {}", proto.name));
-        }
-        Ok(spec)
-    };
-    proto.input.iter().map(convert).collect()
+    proto
+        .input
+        .iter()
+        .map(|input| {
+            let spec = TensorSpec {
+                name: input.name.clone(),
+                datatype: datatype(input.data_type).unwrap_or(DataType::Bool),
+                dims: input.dims.clone(),
+                reshape: input.reshape.as_ref().map(|reshape| reshape.shape.clone()),
+                optional: input.optional,
+                allow_ragged_batch: input.allow_ragged_batch,
+                is_shape_tensor: input.is_shape_tensor,
+                label_filename: String::new(),
+            };
+            let dims = input.dims.as_slice();
+            let reshape = input.reshape.as_ref();
+            check_io(proto, &Io { role: "input", name: &input.name, data_type: input.data_type, dims, reshape })?;
+            if input.format() != proto::model_input::Format::None && input.dims.len() != 3 {
+                return error(format!("model input NHWC/NCHW require 3 dims for {}", proto.name));
+            }
+            Ok(spec)
+        })
+        .collect()
 }
 
 fn outputs(proto: &proto::ModelConfig) -> Result<Vec<TensorSpec>, ConfigError> {
-    let convert = |output: &proto::ModelOutput| {
-        let (dims, reshape) = (output.dims.as_slice(), output.reshape.as_ref());
-        check_io(proto, &Io { role: "output", name: &output.name, data_type: output.data_type, dims, reshape })?;
-        Ok(TensorSpec {
-            name: output.name.clone(),
-            datatype: datatype(output.data_type).unwrap_or(DataType::Bool),
-            dims: output.dims.clone(),
-            reshape: output.reshape.as_ref().map(|reshape| reshape.shape.clone()),
-            optional: false,
-            allow_ragged_batch: false,
-            is_shape_tensor: output.is_shape_tensor,
-            label_filename: output.label_filename.clone(),
+    proto
+        .output
+        .iter()
+        .map(|output| {
+            let dims = output.dims.as_slice();
+            let reshape = output.reshape.as_ref();
+            check_io(proto, &Io { role: "output", name: &output.name, data_type: output.data_type, dims, reshape })?;
+            Ok(TensorSpec {
+                name: output.name.clone(),
+                datatype: datatype(output.data_type).unwrap_or(DataType::Bool),
+                dims: output.dims.clone(),
+                reshape: output.reshape.as_ref().map(|reshape| reshape.shape.clone()),
+                optional: false,
+                allow_ragged_batch: false,
+                is_shape_tensor: output.is_shape_tensor,
+                label_filename: output.label_filename.clone(),
+            })
         })
-    };
-    proto.output.iter().map(convert).collect()
+        .collect()
 }
 
 /// One input or output as written.
@@ -251,7 +263,8 @@ fn check_io(proto: &proto::ModelConfig, io: &Io<'_>) -> Result<(), ConfigError> 
     if reshape.is_empty() && proto.max_batch_size == 0 {
         return wrong("cannot have empty reshape for non-batching model as scalar tensors are not supported");
     }
-    let (dims, reshape) = (fixed_parts(dims), fixed_parts(reshape));
+    let dims = fixed_parts(dims);
+    let reshape = fixed_parts(reshape);
     match (dims.len() == 1) == (reshape.len() == 1) {
         true if dims.len() != reshape.len() => {
             wrong("has different number of variable-size dimensions for dims and reshape")
@@ -319,64 +332,77 @@ fn instance_groups(proto: &proto::ModelConfig) -> Result<Vec<InstanceGroup>, Con
     if proto.instance_group.is_empty() {
         return error(format!("must specify one or more 'instance group's for {}", proto.name));
     }
-    let convert = |group: &proto::ModelInstanceGroup| {
-        let this = format!("instance group {} of model {}", group.name, proto.name);
-        let kind = match group.kind() {
-            Kind::Auto => return error(format!("{this} has unexpected kind KIND_AUTO")),
-            Kind::Gpu => InstanceKind::Gpu,
-            Kind::Cpu => InstanceKind::Cpu,
-            Kind::Model => InstanceKind::Model,
-        };
-        let count = u32::try_from(group.count).unwrap_or(0);
-        if !(1..=normalize::MAX_INSTANCES).contains(&count) {
-            return error(format!("{this} has count {}, allowed: 1 to {}", group.count, normalize::MAX_INSTANCES));
-        }
-        let gpu = |&gpu: &i32| {
-            u32::try_from(gpu)
-                .map_err(|_| ConfigError::new(format!("{this} specifies invalid or unsupported gpu id {gpu}")))
-        };
-        let limiter = group.rate_limiter.clone().unwrap_or_default();
-        if limiter.resources.iter().any(|resource| resource.name.is_empty()) {
-            return error(format!("{this} has a rate limiter resource without a name"));
-        }
-        let resource = |raw: proto::model_rate_limiter::Resource| Resource {
-            name: raw.name,
-            global: raw.global,
-            count: raw.count,
-        };
-        Ok(InstanceGroup {
-            name: group.name.clone(),
-            kind,
-            count,
-            gpus: group.gpus.iter().map(gpu).collect::<Result<_, _>>()?,
-            passive: group.passive,
-            host_policy: group.host_policy.clone(),
-            resources: limiter.resources.into_iter().map(resource).collect(),
-            priority: limiter.priority,
+    proto
+        .instance_group
+        .iter()
+        .map(|group| {
+            let this = format!("instance group {} of model {}", group.name, proto.name);
+            let kind = match group.kind() {
+                Kind::Auto => return error(format!("{this} has unexpected kind KIND_AUTO")),
+                Kind::Gpu => InstanceKind::Gpu,
+                Kind::Cpu => InstanceKind::Cpu,
+                Kind::Model => InstanceKind::Model,
+            };
+            let count = u32::try_from(group.count).unwrap_or(0);
+            if !(1..=normalize::MAX_INSTANCES).contains(&count) {
+                return error(format!("{this} has count {}, allowed: 1 to {}", group.count, normalize::MAX_INSTANCES));
+            }
+            let limiter = group.rate_limiter.clone().unwrap_or_default();
+            if limiter.resources.iter().any(|resource| resource.name.is_empty()) {
+                return error(format!("{this} has a rate limiter resource without a name"));
+            }
+            Ok(InstanceGroup {
+                name: group.name.clone(),
+                kind,
+                count,
+                gpus: group
+                    .gpus
+                    .iter()
+                    .map(|&gpu| {
+                        u32::try_from(gpu).map_err(|_| {
+                            ConfigError::new(format!("{this} specifies invalid or unsupported gpu id {gpu}"))
+                        })
+                    })
+                    .collect::<Result<_, _>>()?,
+                passive: group.passive,
+                host_policy: group.host_policy.clone(),
+                resources: limiter
+                    .resources
+                    .into_iter()
+                    .map(|raw| Resource { name: raw.name, global: raw.global, count: raw.count })
+                    .collect(),
+                priority: limiter.priority,
+            })
         })
-    };
-    proto.instance_group.iter().map(convert).collect()
+        .collect()
 }
 
 fn warmup(raw: &proto::ModelWarmup, model: &str) -> Result<Warmup, ConfigError> {
-    let input = |(name, input): (&String, &proto::model_warmup::Input)| {
-        let this = format!("warmup '{}' of model {model}, input '{name}'", raw.name);
-        let data = match &input.input_data_type {
-            Some(InputDataType::ZeroData(_)) => WarmupData::Zero,
-            Some(InputDataType::RandomData(_)) => WarmupData::Random,
-            Some(InputDataType::InputDataFile(file)) => WarmupData::File(file.clone()),
-            None => return error(format!("{this}: one of zero_data, random_data and input_data_file must be given")),
-        };
-        let Some(datatype) = datatype(input.data_type) else {
-            return error(format!("{this}: data_type must be given"));
-        };
-        Ok((name.clone(), WarmupInput { datatype, dims: input.dims.clone(), data }))
-    };
     Ok(Warmup {
         name: raw.name.clone(),
         batch_size: raw.batch_size,
         count: raw.count.max(1),
-        inputs: raw.inputs.iter().map(input).collect::<Result<_, _>>()?,
+        inputs: raw
+            .inputs
+            .iter()
+            .map(|(name, input)| {
+                let this = format!("warmup '{}' of model {model}, input '{name}'", raw.name);
+                let data = match &input.input_data_type {
+                    Some(InputDataType::ZeroData(_)) => WarmupData::Zero,
+                    Some(InputDataType::RandomData(_)) => WarmupData::Random,
+                    Some(InputDataType::InputDataFile(file)) => WarmupData::File(file.clone()),
+                    None => {
+                        return error(format!(
+                            "{this}: one of zero_data, random_data and input_data_file must be given"
+                        ));
+                    }
+                };
+                let Some(datatype) = datatype(input.data_type) else {
+                    return error(format!("{this}: data_type must be given"));
+                };
+                Ok((name.clone(), WarmupInput { datatype, dims: input.dims.clone(), data }))
+            })
+            .collect::<Result<_, _>>()?,
     })
 }
 

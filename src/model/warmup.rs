@@ -34,7 +34,8 @@ impl Warmup {
             return Err(format!("batch_size {} is more than the model's maximum of {most}", self.batch_size));
         }
         let count = self.batch_size.max(1) as usize;
-        let (mut inputs, mut controls) = (Vec::with_capacity(self.inputs.len()), Vec::new());
+        let mut inputs = Vec::with_capacity(self.inputs.len());
+        let mut controls = Vec::new();
         for (name, input) in &self.inputs {
             let batch = config.batches().then_some(1);
             let shape: Vec<i64> = batch.into_iter().chain(input.dims.iter().copied()).collect();
@@ -45,7 +46,9 @@ impl Warmup {
                 continue;
             };
             if (input.datatype, element_count(&shape)) != (control.datatype, Some(1)) {
-                let (is, dims, expected) = (input.datatype, &input.dims, control.datatype);
+                let is = input.datatype;
+                let dims = &input.dims;
+                let expected = control.datatype;
                 return Err(format!(
                     "control input '{name}' has datatype {is} and dims {dims:?}, expected {expected} and dims [1]"
                 ));

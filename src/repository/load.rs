@@ -63,7 +63,8 @@ impl Override {
     /// A parameter is unknown, the configuration is not UTF-8, files come without a configuration, or a path leads out of the
     /// model's directory or does not name a file. The text has the name and what is allowed.
     pub fn new(parameters: impl IntoIterator<Item = (String, Bytes)>) -> Result<Option<Self>, String> {
-        let (mut config, mut files) = (None, BTreeMap::new());
+        let mut config = None;
+        let mut files = BTreeMap::new();
         for (name, value) in parameters {
             if name == CONFIG {
                 let text =

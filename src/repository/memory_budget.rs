@@ -42,7 +42,8 @@ impl Candidate<'_> {
 /// for the freed share of them. Returns `None` if all of them together free less.
 pub fn to_unload<'n>(missing: &MemoryBytes, candidates: &[Candidate<'n>]) -> Option<Vec<&'n str>> {
     let mut left: Vec<&Candidate<'n>> = candidates.iter().collect();
-    let (mut chosen, mut freed) = (Vec::new(), MemoryBytes::default());
+    let mut chosen = Vec::new();
+    let mut freed = MemoryBytes::default();
     let mut still_missing = missing.clone();
     while !still_missing.is_zero() {
         left.retain(|candidate| candidate.share(&still_missing) > 0.0);

@@ -160,7 +160,8 @@ mod tests {
             // A second plan has nothing to do.
             prop_assert!(changes(&wanted, &wanted, false).values().all(|change| *change == Change::Keep));
             for (version, change) in plan {
-                let (runs, is_wanted) = (running.get(&version), wanted.get(&version));
+                let runs = running.get(&version);
+                let is_wanted = wanted.get(&version);
                 prop_assert_eq!(change == Change::Load, runs.is_none());
                 prop_assert_eq!(change == Change::Unload, is_wanted.is_none());
                 // An unchanged version changes only in a reload of all.

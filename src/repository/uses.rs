@@ -110,7 +110,8 @@ mod tests {
 
     #[test]
     fn only_models_without_requests_for_the_whole_time_are_unused() {
-        let (mut uses, idle) = (Uses::default(), Duration::from_secs(10));
+        let mut uses = Uses::default();
+        let idle = Duration::from_secs(10);
         let none: Vec<String> = Vec::new();
         assert_eq!(uses.look(at(0), idle, [("a", Some(1)), ("b", Some(1)), ("c", None)]), none);
         // One model gets a request, and one executes a request at each look.
@@ -164,7 +165,8 @@ mod tests {
             }
             uses.per_second(at(10), "m")
         };
-        let (seldom, often) = (expected(1), expected(100));
+        let seldom = expected(1);
+        let often = expected(100);
         assert!(often < seldom && seldom < 1.5 * often, "{seldom}, {often}");
     }
 

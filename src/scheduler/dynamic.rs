@@ -74,9 +74,12 @@ struct Sizes {
 impl Sizes {
     fn new(settings: &Settings) -> Self {
         let max = u64::from(settings.max_batch_size.max(1));
-        let usable = |size: &u64| (1..=max).contains(size);
-        let preferred: Vec<u64> =
-            settings.preferred_batch_sizes.iter().map(|&size| u64::from(size)).filter(usable).collect();
+        let preferred: Vec<u64> = settings
+            .preferred_batch_sizes
+            .iter()
+            .map(|&size| u64::from(size))
+            .filter(|size| (1..=max).contains(size))
+            .collect();
         let largest = preferred.iter().max().copied();
         match largest {
             Some(largest_preferred) => Self { max, preferred, largest_preferred },
@@ -413,7 +416,8 @@ impl Scheduler for DynamicBatcher {
     }
 
     fn reject_queued_before(&mut self, queued: Instant, reason: RejectReason, _now: Instant) {
-        let (mut late, mut last) = (Vec::new(), None);
+        let mut late = Vec::new();
+        let mut last = None;
         while let Some((position, entry)) = self.queue.after(last) {
             last = Some(position);
             late.extend((entry.queued < queued).then_some(entry.ticket.request));

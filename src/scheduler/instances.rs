@@ -78,8 +78,8 @@ impl Instances {
 
     /// Marks an instance that waits for its resources (`named`, or any) as idle again, and returns it.
     pub(super) fn unreserve(&mut self, named: Option<InstanceId>) -> Option<InstanceId> {
-        let is = |instance: &&mut Instance| instance.reserved && named.is_none_or(|id| instance.id == id);
-        let instance = self.ready.iter_mut().find(is)?;
+        let instance =
+            self.ready.iter_mut().find(|instance| instance.reserved && named.is_none_or(|id| instance.id == id))?;
         (instance.reserved, instance.in_flight) = (false, 0);
         Some(instance.id)
     }

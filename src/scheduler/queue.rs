@@ -244,7 +244,9 @@ impl Queue {
     fn take(&mut self, position: Position) -> Option<Entry> {
         let node = self.node_mut(position)?;
         let entry = node.entry.take()?;
-        let (key, previous, next) = (node.lane, node.previous, node.next);
+        let key = node.lane;
+        let previous = node.previous;
+        let next = node.next;
         if let Some(before) = previous.and_then(|at| self.node_mut(at)) {
             before.next = next;
         }

@@ -11,12 +11,12 @@
 //! execute in inverse proportion to their priorities. The load counts as the first execution, as in Triton, whose limiter also
 //! schedules the initialization of an instance: with the priorities 1 and 2, the first instance begins with two executions.
 //!
-//! Unlike in Triton, old counts do not cause long delays: when an instance is staged, its turn is raised to those of its
+//! Unlike in Triton, old counts do not cause long delays: when an instance is staged, its turn is raised to the turns of its
 //! competitors that are staged or executing, minus one execution of theirs. Competitors are instances that need a common
 //! resource. So an instance that is new or was idle starts near the others; otherwise it would have a large advantage until
 //! its count had caught up. An instance that is staged again while a competitor waits can overtake it only within the weights:
 //! each competitor is served before a waiting instance at most p/q + 2 times, where p is the priority of the waiting instance
-//! and q that of the competitor.
+//! and q the priority of the competitor.
 //!
 //! # Reservations of waiting instances
 //! The first instance in the queue that lacks a resource reserves all free units of the resources that it needs; instances
@@ -232,7 +232,7 @@ impl RateLimiter {
         self.pools.take(&granted.needs);
     }
 
-    /// Returns the turn of an instance to be staged: its own, or raised to those of its competitors. `None` if it is not idle.
+    /// Returns the turn of an instance to be staged: its own, or raised to the turns of its competitors. `None` if it is not idle.
     fn turn_of(&self, member: Member) -> Option<u128> {
         let instance = self.instances.get(&member).filter(|instance| !instance.is_active())?;
         let busy = self.instances.values().filter(|other| other.is_active() && other.competes(instance));

@@ -294,7 +294,8 @@ impl Sim {
             unreachable!("{instance:?} is not ready but received {requests:?}")
         };
         assert!(!requests.is_empty(), "a batch is not empty");
-        let (in_flight, generation) = (worker.in_flight.len(), worker.generation);
+        let in_flight = worker.in_flight.len();
+        let generation = worker.generation;
         worker.in_flight.push_back(requests.clone());
         self.log.push(Record::Sent { at: self.now, instance, in_flight, requests });
         if in_flight == 0 {

@@ -42,7 +42,7 @@ pub struct GpuUsage {
 /// A server, as an edge that manages models holds it.
 pub type SharedManagement = Arc<dyn Management>;
 
-/// The operations of management, in addition to those of [`Service`]. Names of models are the repository's.
+/// The operations of management, in addition to the operations of [`Service`]. Names of models are the repository's.
 pub trait Management: Service {
     /// Returns the same server for clients that use the names of this policy.
     #[must_use]

@@ -160,7 +160,7 @@ pub trait Service: Send + Sync + 'static {
     /// requests included.
     fn record_answered(&self, protocol: Protocol, route: Route, code: u16, reason: Option<Reason>);
 
-    /// Returns the latest load report with the metrics of a model; that of the server if the model is unknown or empty.
+    /// Returns the latest load report with the metrics of a model; the server's report if the model is unknown or empty.
     fn load_report(&self, model: &str, version: &str) -> Arc<LoadReport>;
 
     /// Returns the statistics of a version of a model (empty version: every ready version), or of all models (both empty).

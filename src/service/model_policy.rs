@@ -7,7 +7,7 @@ use crate::supervisor;
 
 /// Adjusts how the workers of a model are supervised and how its metrics name it. Called when a version is loaded.
 pub trait ModelPolicy: Debug + Send + Sync {
-    /// Returns the time limits and restarts of the model's workers; `settings` are those of the server.
+    /// Returns the time limits and restarts of the model's workers; `settings` are the server's.
     fn supervision(&self, config: &ModelConfig, settings: supervisor::Settings) -> supervisor::Settings;
 
     /// Returns the name and version under which metrics show the model, if they differ from its own.

@@ -88,29 +88,31 @@ impl Events {
             None if trace.at(Activity::ComputeStart).is_some() => EXECUTED.to_owned(),
             None => "not executed".to_owned(),
         };
-        let track = Track { process, thread: self.row(process, row, (start, end)) };
+        let track = Track { process, thread: self.row(process, row, start, end) };
         let mut about = format!("\"id\":{},\"request_id\":{}", trace.id, quoted(&trace.request_id));
         if let Some(error) = &trace.error {
             let _ = write!(about, ",\"error\":{}", quoted(error));
         }
-        self.slice(&trace.model, &about, track, (start, end));
+        self.slice(&trace.model, &about, track, start, end);
         for (name, from, to) in INNER {
             for (from, to) in trace.spans(from, to) {
-                self.slice(name, "", track, (from, to));
+                self.slice(name, "", track, from, to);
             }
         }
-        let spans = |(name, from, to): &(&'static str, Activity, Activity)| {
-            let name = *name;
-            trace.spans(*from, *to).map(move |(from, to)| (name, from, to)).collect::<Vec<_>>()
-        };
-        let transfers: Vec<_> = TRANSFERS.iter().flat_map(spans).collect();
+        let transfers: Vec<_> = TRANSFERS
+            .iter()
+            .flat_map(|(name, from, to)| {
+                let name = *name;
+                trace.spans(*from, *to).map(move |(from, to)| (name, from, to)).collect::<Vec<_>>()
+            })
+            .collect();
         let first = transfers.iter().map(|(_, from, _)| *from).min();
         if let (Some(first), Some(last)) = (first, transfers.iter().map(|(_, _, to)| *to).max()) {
-            let thread = self.row(CLIENTS, "requests".to_owned(), (first, last));
+            let thread = self.row(CLIENTS, "requests".to_owned(), first, last);
             let clients = Track { process: CLIENTS, thread };
-            self.slice(&trace.model, &about, clients, (first, last));
+            self.slice(&trace.model, &about, clients, first, last);
             for (name, from, to) in transfers {
-                self.slice(name, "", clients, (from, to));
+                self.slice(name, "", clients, from, to);
             }
         }
         track
@@ -130,7 +132,7 @@ impl Events {
     }
 
     /// Returns the first free thread of this row, with an id that is unique in its process.
-    fn row(&mut self, process: usize, name: String, (start, end): (u64, u64)) -> usize {
+    fn row(&mut self, process: usize, name: String, start: u64, end: u64) -> usize {
         let row = (process, name);
         let taken = self.rows.get(&row).map_or(&[][..], Vec::as_slice);
         let free = taken.iter().position(|until| *until <= start).unwrap_or(taken.len());
@@ -159,8 +161,11 @@ impl Events {
         );
     }
 
-    fn slice(&mut self, name: &str, about: &str, Track { process, thread }: Track, (from, to): (u64, u64)) {
-        let (name, ts, dur) = (quoted(name), self.us(from), us(to.saturating_sub(from)));
+    fn slice(&mut self, name: &str, about: &str, track: Track, from: u64, to: u64) {
+        let Track { process, thread } = track;
+        let name = quoted(name);
+        let ts = self.us(from);
+        let dur = us(to.saturating_sub(from));
         let _ = writeln!(
             self.out,
             "{{\"ph\":\"X\",\"name\":{name},\"pid\":{process},\"tid\":{thread},\"ts\":{ts},\"dur\":{dur},\

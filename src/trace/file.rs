@@ -15,7 +15,7 @@ pub const BETWEEN: &str = ",\n";
 /// The end of a file.
 pub const CLOSE: &str = "]\n";
 
-/// Appends the records of a trace: those of the request, then those of each step. Returns `false` if the trace has none.
+/// Appends the records of a trace: first of the request, then of each step. Returns `false` if the trace has none.
 pub fn append(trace: &Finished, out: &mut String) -> bool {
     let start = out.len();
     for part in &trace.parts {
@@ -53,12 +53,16 @@ fn append_part(part: &Part, out: &mut String) {
         let _ = write!(out, "}}{BETWEEN}");
     }
     for (activity, at) in &part.stamps {
-        let (name, ns) = (activity.name(), at.0);
+        let name = activity.name();
+        let ns = at.0;
         let _ = write!(out, "{{\"id\":{id},\"timestamps\":[{{\"name\":\"{name}\",\"ns\":{ns}}}]}}{BETWEEN}");
     }
     for seen in &part.tensors {
-        let (activity, name, dtype) = (seen.activity.name(), quoted(&seen.name), seen.tensor.datatype.name());
-        let (data, shape) = (quoted(&text::elements(&seen.tensor)), text::shape(&seen.tensor));
+        let activity = seen.activity.name();
+        let name = quoted(&seen.name);
+        let dtype = seen.tensor.datatype.name();
+        let data = quoted(&text::elements(&seen.tensor));
+        let shape = text::shape(&seen.tensor);
         let _ = write!(
             out,
             "{{\"id\":{id},\"activity\":\"{activity}\",\"tensor\":{{\"name\":{name},\"data\":{data},\

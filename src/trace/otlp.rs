@@ -1,6 +1,6 @@
 //! Encodes traces as spans for an OpenTelemetry collector, with Triton's names. `InferRequest` is the span of the whole
 //! request. It contains a span with the name of the model, which contains `compute`, and for each step of an ensemble a
-//! span within that of the ensemble. Stamps are events of the spans.
+//! span within the span of the ensemble. Stamps are events of the spans.
 //!
 //! No I/O: traces in, bytes of an `ExportTraceServiceRequest` out.
 
@@ -41,7 +41,7 @@ fn has_computed(part: &Part) -> bool {
 }
 
 /// Encodes the message that exports these traces. `offset` is the difference in nanoseconds between the wall clock
-/// (since 1970) and the clock of the stamps; `attributes` are those of this server.
+/// (since 1970) and the clock of the stamps; `attributes` describe this server.
 pub fn request(traces: &[Finished], attributes: &[(String, String)], offset: u64, random: &mut impl Random) -> Bytes {
     let mut spans = Vec::new();
     for trace in traces {
@@ -89,7 +89,7 @@ impl Trace<'_> {
         let all = self.trace.parts.iter().flat_map(|part| &part.stamps).map(|(_, at)| *at);
         let start = all.clone().min().unwrap_or(self.trace.ended);
         let end = all.max().unwrap_or(start).max(self.trace.ended);
-        let mut span = self.span(ROOT, self.context.span, self.context.parent, (start, end));
+        let mut span = self.span(ROOT, self.context.span, self.context.parent, start, end);
         span.events = events;
         span.status = failure(root);
         self.spans.push(span);
@@ -98,7 +98,7 @@ impl Trace<'_> {
     fn model(&mut self, part: &Part, own: SpanId, parent: SpanId) {
         let Some(model) = &part.model else { return };
         let (start, end) = bounds(part, self.trace.ended, Activity::RequestStart, Activity::RequestEnd);
-        let mut span = self.span(model.name.bare(), own, Some(parent), (start, end));
+        let mut span = self.span(model.name.bare(), own, Some(parent), start, end);
         span.attributes = vec![
             text("triton.model_name", model.name.bare()),
             number("triton.model_version", model.version),
@@ -115,12 +115,12 @@ impl Trace<'_> {
 
     fn compute(&mut self, part: &Part, own: SpanId, parent: SpanId) {
         let (start, end) = bounds(part, self.trace.ended, Activity::ComputeStart, Activity::ComputeEnd);
-        let mut span = self.span("compute", own, Some(parent), (start, end));
+        let mut span = self.span("compute", own, Some(parent), start, end);
         span.events = self.events(part, is_compute);
         self.spans.push(span);
     }
 
-    fn span(&self, name: &str, own: SpanId, parent: Option<SpanId>, (start, end): (Instant, Instant)) -> Span {
+    fn span(&self, name: &str, own: SpanId, parent: Option<SpanId>, start: Instant, end: Instant) -> Span {
         Span {
             trace_id: self.context.trace.to_bytes().to_vec(),
             span_id: own.to_bytes().to_vec(),
@@ -136,12 +136,13 @@ impl Trace<'_> {
 
     fn events(&self, part: &Part, wanted: impl Fn(Activity) -> bool) -> Vec<span::Event> {
         let stamps = part.stamps.iter().filter(|(activity, _)| wanted(*activity));
-        let event = |(activity, at): &(Activity, Instant)| span::Event {
-            time_unix_nano: self.wall(*at),
-            name: activity.name().to_owned(),
-            ..span::Event::default()
-        };
-        stamps.map(event).collect()
+        stamps
+            .map(|(activity, at)| span::Event {
+                time_unix_nano: self.wall(*at),
+                name: activity.name().to_owned(),
+                ..span::Event::default()
+            })
+            .collect()
     }
 
     fn wall(&self, at: Instant) -> u64 {
@@ -186,13 +187,12 @@ mod tests {
         let caller = Traceparent::parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01").unwrap();
         let own = SpanId::new(7).unwrap();
         let context = Context { trace: caller.trace, span: own, parent: Some(caller.span), state: "a=b".to_owned() };
-        let stamps = |all: &[(Activity, u64)]| all.iter().map(|(activity, at)| (*activity, Instant(*at))).collect();
         let part = |id, parent, model: &str, all: &[(Activity, u64)]| Part {
             id,
             parent,
             model: Some(ModelVersion::new(model, 1)),
             request_id: "r".to_owned(),
-            stamps: stamps(all),
+            stamps: all.iter().map(|(activity, at)| (*activity, Instant(*at))).collect(),
             ..Part::default()
         };
         let mut root = [(HttpRecvStart, 1), (RequestStart, 2), (QueueStart, 3), (RequestEnd, 20)].to_vec();
@@ -205,15 +205,22 @@ mod tests {
         );
         step.failure = Some("no".to_owned());
         let sample = Sample { generation: 1, levels: Levels::default(), log_frequency: 0, limited: false };
-        let parts = vec![part(4, 0, "pipe", &root), step];
-        let trace = Finished { sample, context: Some(context), parts, ended: Instant(31) };
+        let trace = Finished {
+            sample,
+            context: Some(context),
+            parts: vec![part(4, 0, "pipe", &root), step],
+            ended: Instant(31),
+        };
         assert_eq!(count(&trace), 4);
         let resource = [("service.name".to_owned(), "s".to_owned())];
         let bytes = request(std::slice::from_ref(&trace), &resource, 1000, &mut SplitMix(1));
         let message = ExportTraceServiceRequest::decode(&bytes[..]).unwrap();
         let spans = &message.resource_spans[0].scope_spans[0].spans;
         let find = |name: &str| spans.iter().find(|span| span.name == name).unwrap();
-        let (root, pipe, step, compute) = (find(ROOT), find("pipe"), find("m"), find("compute"));
+        let root = find(ROOT);
+        let pipe = find("pipe");
+        let step = find("m");
+        let compute = find("compute");
         assert_eq!(root.span_id, 7u64.to_be_bytes());
         assert_eq!(root.parent_span_id, caller.span.to_bytes());
         assert_eq!((&pipe.parent_span_id, &step.parent_span_id), (&root.span_id, &pipe.span_id));

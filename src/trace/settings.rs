@@ -156,7 +156,7 @@ impl Settings {
         self.mode
     }
 
-    /// Returns the effective values of a model, or those of the server for an empty name and for models without settings.
+    /// Returns the effective values of a model, or the server's for an empty name and for models without settings.
     pub fn of(&self, model: &str) -> Values {
         self.models.get(model).unwrap_or(&self.global).values
     }
@@ -181,7 +181,7 @@ impl Settings {
         (values.count == 0).then_some("trace count must be non-zero")
     }
 
-    /// Changes the settings of a model, or (empty name) those of the server and of the models that follow them.
+    /// Changes the settings of a model, or (empty name) the settings of the server and of the models that follow them.
     ///
     /// # Errors
     /// INVALID_ARG if tracing would be on but could not sample anything; nothing is changed.
@@ -264,7 +264,9 @@ impl Settings {
 /// # Errors
 /// INVALID_ARG for an unknown name, and for OFF together with others.
 pub fn levels<'a>(names: impl Iterator<Item = &'a str>) -> Result<Levels, InferError> {
-    let (mut levels, mut off, mut count) = (Levels::default(), false, 0);
+    let mut levels = Levels::default();
+    let mut off = false;
+    let mut count = 0;
     for name in names {
         count += 1;
         match name {
@@ -317,7 +319,8 @@ pub fn count(text: &str) -> Result<i32, InferError> {
 }
 
 fn out_of_range(name: &str, text: &str, allowed: RangeInclusive<i64>, digits: &str) -> InferError {
-    let (least, most) = (allowed.start(), allowed.end());
+    let least = allowed.start();
+    let most = allowed.end();
     // Long enough for a client to recognize its input.
     let text: String = text.chars().take(100).collect();
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {

@@ -102,8 +102,13 @@ fn of_model(model: &str, version: i64, traces: &[&Trace]) -> Model {
     let count = |wanted: &dyn Fn(&Trace) -> bool| traces.iter().filter(|trace| wanted(trace)).count();
     let ended = |trace: &Trace| trace.at(Activity::RequestEnd).is_some();
     let stages = STAGES.iter().filter_map(|(name, measure, bounds)| {
-        let time = |trace: &&Trace| bounds.iter().find_map(|(from, to)| measured(trace, *measure, *from, *to));
-        stage(name, traces.iter().filter_map(time).collect())
+        stage(
+            name,
+            traces
+                .iter()
+                .filter_map(|trace| bounds.iter().find_map(|(from, to)| measured(trace, *measure, *from, *to)))
+                .collect(),
+        )
     });
     Model {
         model: model.to_owned(),
@@ -206,11 +211,12 @@ mod tests {
             ComputeEnd, ComputeStart, GrpcSendEnd, GrpcSendStart, GrpcWaitReadStart, QueueStart, RequestEnd,
             RequestStart,
         };
-        let executed = |id: u64| {
-            let queue = [(QueueStart, 0), (ComputeStart, id * 1000)];
-            trace(id, "m", &[&queue[..], &[(RequestStart, 0), (RequestEnd, 500_000)]].concat())
-        };
-        let mut traces: Vec<Trace> = (1..=100).map(executed).collect();
+        let mut traces: Vec<Trace> = (1..=100)
+            .map(|id| {
+                let queue = [(QueueStart, 0), (ComputeStart, id * 1000)];
+                trace(id, "m", &[&queue[..], &[(RequestStart, 0), (RequestEnd, 500_000)]].concat())
+            })
+            .collect();
         traces.push(trace(101, "m", &[(RequestStart, 0), (RequestEnd, 1000), (GrpcSendStart, 5), (GrpcSendEnd, 2005)]));
         traces.push(trace(102, "m", &[(RequestStart, 0)]));
         traces.push(trace(103, "", &[]));

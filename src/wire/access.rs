@@ -37,7 +37,8 @@ impl AccessCheck {
     /// # Errors
     /// An argument is unknown or has no value.
     pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, String> {
-        let (mut check, mut arguments) = (Self::default(), arguments.into_iter());
+        let mut check = Self::default();
+        let mut arguments = arguments.into_iter();
         while let Some(option) = arguments.next() {
             let paths = match option.to_str() {
                 Some(READ) => &mut check.read,

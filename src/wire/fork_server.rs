@@ -28,13 +28,13 @@ pub const ONNX_RUNTIME: &str = "onnxruntime";
 /// Asks for a process. The packet carries its open files, in the order of `descriptors`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForkRequest {
-    /// The arguments of the process, after those of the fork server.
+    /// The arguments of the process, after the arguments of the fork server.
     pub arguments: Vec<String>,
     /// The numbers that the files of the packet get in the process.
     pub descriptors: Vec<i32>,
-    /// The processors to which the process is bound; empty for those of the fork server.
+    /// The processors to which the process is bound; empty for the processors of the fork server.
     pub processors: Vec<usize>,
-    /// The names and values of its environment variables that differ from those of the fork server.
+    /// The names and values of its environment variables that differ from the fork server's.
     pub variables: Vec<(String, String)>,
 }
 

@@ -60,7 +60,9 @@ impl Wire for RegionDescription {
         }
     }
     fn get(input: &mut &[u8]) -> Result<Self> {
-        let (id, name, byte_size) = (Wire::get(input)?, Wire::get(input)?, Wire::get(input)?);
+        let id = Wire::get(input)?;
+        let name = Wire::get(input)?;
+        let byte_size = Wire::get(input)?;
         let location = match u8::get(input)? {
             0 => RegionLocation::System { offset: Wire::get(input)? },
             1 => {

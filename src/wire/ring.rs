@@ -201,7 +201,8 @@ impl Consumer {
     /// # Errors
     /// The producer has corrupted the ring.
     pub fn read_all(&mut self, buffer: &mut Vec<u8>) -> Result<usize, Corrupt> {
-        let (start, waiting) = (buffer.len(), self.waiting()?);
+        let start = buffer.len();
+        let waiting = self.waiting()?;
         buffer.resize(start + waiting, 0);
         let read = self.read(buffer.get_mut(start..).unwrap_or_default())?;
         buffer.truncate(start + read);
@@ -342,7 +343,8 @@ mod tests {
         let (send_writer, writer) = std::sync::mpsc::channel();
         let reading = thread::spawn(move || {
             let wake_writer = parker(writer.recv().unwrap());
-            let (mut count, mut buffer) = (0usize, Vec::new());
+            let mut count = 0usize;
+            let mut buffer = Vec::new();
             while count < BYTES {
                 buffer.clear();
                 if consumer.read_all(&mut buffer).unwrap() == 0 {
@@ -361,7 +363,8 @@ mod tests {
         });
         send_writer.send(thread::current()).unwrap();
         let wake_reader = parker(reading.thread().clone());
-        let (mut at, mut length) = (0, 1);
+        let mut at = 0;
+        let mut length = 1;
         while at < BYTES {
             length = (length * 7 + 3) % 9001 + 1;
             let bytes: Vec<u8> = (at..(at + length).min(BYTES)).map(|at| (at % 251) as u8).collect();

@@ -48,7 +48,7 @@ pub struct Permissions {
 }
 
 impl Permissions {
-    /// Returns the arguments of the worker's executable; those of the program follow.
+    /// Returns the arguments of the worker's executable; the arguments of the program follow.
     pub fn arguments(&self, program: &OsStr) -> Vec<OsString> {
         let mut all = vec![SANDBOX.into()];
         for (option, is_set) in [(REQUIRED, self.required), (NETWORK, self.network), (CUDA, self.cuda)] {
@@ -75,7 +75,8 @@ impl Permissions {
     /// # Errors
     /// An argument is unknown, or a value or the program is missing.
     pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<(Self, OsString, Vec<OsString>), String> {
-        let (mut permissions, mut arguments) = (Self::default(), arguments.into_iter());
+        let mut permissions = Self::default();
+        let mut arguments = arguments.into_iter();
         loop {
             let option = arguments.next().ok_or_else(|| format!("'{END}' is missing"))?;
             let mut value = || arguments.next().ok_or_else(|| format!("'{}' has no value", option.display()));

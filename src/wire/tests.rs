@@ -54,9 +54,16 @@ fn execute() -> ToWorker {
 fn done() -> ToFrontend {
     let stamps = ComputeStamps { start: Instant(1), input_end: Instant(2), output_start: Instant(3), end: Instant(4) };
     let error = WireError { code: ErrorCode::InvalidArg, message: "no".into(), of_region: true };
-    let (datatype, requests) = (DataType::Bytes, vec![0, 2]);
-    let (shape, loan) = (vec![1, 2], Some(7));
-    let output = OutputBlock { output: 0, requests, datatype, shape, offset: 0, len: 9, in_client_memory: true, loan };
+    let output = OutputBlock {
+        output: 0,
+        requests: vec![0, 2],
+        datatype: DataType::Bytes,
+        shape: vec![1, 2],
+        offset: 0,
+        len: 9,
+        in_client_memory: true,
+        loan: Some(7),
+    };
     ToFrontend::Done(Done {
         batch: 7,
         stamps,
@@ -93,7 +100,6 @@ fn response() -> ToFrontend {
 }
 
 fn call() -> ToFrontend {
-    let (name, shape) = ("X".to_owned(), vec![1]);
     let request = CallRequest {
         model: "m".into(),
         version: "1".into(),
@@ -108,16 +114,22 @@ fn call() -> ToFrontend {
         decoupled: true,
         parent: Some((7, 1)),
     };
-    let input = CallInput { name, datatype: DataType::Fp16, shape, offset: 64, len: 2, loan: Some(3) };
+    let input =
+        CallInput { name: "X".to_owned(), datatype: DataType::Fp16, shape: vec![1], offset: 64, len: 2, loan: Some(3) };
     ToFrontend::Call(Call { call: 5, request, inputs: vec![input] })
 }
 
 fn answer() -> ToWorker {
-    let (name, shape) = ("Y".to_owned(), vec![2]);
     ToWorker::Answer(Answer {
         call: 5,
         version: "1".into(),
-        outputs: vec![AnswerOutput { name, datatype: DataType::Uint8, shape, offset: 128, len: 2 }],
+        outputs: vec![AnswerOutput {
+            name: "Y".to_owned(),
+            datatype: DataType::Uint8,
+            shape: vec![2],
+            offset: 128,
+            len: 2,
+        }],
         loan: FIRST_CALL_LOAN,
         parameters: vec![("p".into(), Parameter::Uint(1))],
         error: Some(WireError { code: ErrorCode::NotFound, message: "no".into(), of_region: false }),
@@ -152,7 +164,8 @@ fn frames_round_trip() {
     let metrics = ToWorker::Metrics("mode: both".into());
     let ended = ToWorker::SequenceEnded(vec![3, u64::MAX]);
     let credits = ToWorker::Credits(Credits { batch: 1, request: 2, taken: 16, released: vec![64] });
-    let (release, unmap) = (ToWorker::Release(vec![1, 2]), ToWorker::Unmap(vec![9]));
+    let release = ToWorker::Release(vec![1, 2]);
+    let unmap = ToWorker::Unmap(vec![9]);
     let cancel = ToWorker::CancelRequest(7, 1);
     let frames = [load, execute(), release, ToWorker::Shutdown, metrics, ended, credits, unmap, answer(), cancel];
     for frame in frames.into_iter().chain([ToWorker::CheckReadiness]) {
@@ -167,12 +180,15 @@ fn frames_round_trip() {
         has_readiness_check: true,
         pinned: 6,
     });
-    let manage = |verb| ToFrontend::Manage(Manage { call: 8, model: "m".into(), verb });
     let verbs = [Verb::Load(vec![("config".into(), vec![b'{', b'}'])]), Verb::Unload(true), Verb::IsReady("3".into())];
     let more = [ToFrontend::Taken(5, 2), ToFrontend::CancelCall(5), ToFrontend::Returned(vec![FIRST_CALL_LOAN])];
     let more = more.into_iter().chain([ToFrontend::RegionsLost(vec![9, 3])]);
     let frames = [loaded, ToFrontend::LoadFailed("why".into()), done(), response(), call(), ToFrontend::Ready(true)];
-    for frame in frames.into_iter().chain(more).chain(verbs.map(manage)) {
+    for frame in frames
+        .into_iter()
+        .chain(more)
+        .chain(verbs.map(|verb| ToFrontend::Manage(Manage { call: 8, model: "m".into(), verb })))
+    {
         let mut bytes = Vec::new();
         frame.encode(&mut bytes);
         assert_eq!(decode_to_frontend(payload(&bytes)), Ok(frame));

@@ -51,7 +51,7 @@ pub struct Response {
     pub last: bool,
     /// Whether it has no content and only marks the end.
     pub empty: bool,
-    /// The worker's stamps: the first two are those of the batch, the others those of this response.
+    /// The worker's stamps: the first two belong to the batch, the others to this response.
     pub stamps: ComputeStamps,
 }
 

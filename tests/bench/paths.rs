@@ -288,7 +288,7 @@ fn tslog_paths(criterion: &mut Criterion) {
     criterion.bench_function("tslog: format a line", |bencher| {
         bencher.iter(|| {
             out.clear();
-            text.write(&mut out, Layout::File, &stamp, (0.123456, "81549a64-c948-44cc-a206-49cd80756fc2"));
+            text.write(&mut out, Layout::File, &stamp, 0.123456, "81549a64-c948-44cc-a206-49cd80756fc2");
             out.len()
         });
     });

@@ -6,6 +6,7 @@ use std::sync::LazyLock;
 use regex::{Captures, Regex};
 
 use crate::File;
+use crate::rules::CRATES_OF_THE_CORE;
 
 /// A module as segments below its crate; empty for the crate's root.
 pub(crate) type Module = Vec<String>;
@@ -100,6 +101,9 @@ pub(crate) fn ancestors(module: &[String]) -> impl Iterator<Item = Module> {
 }
 
 fn source_folder(path: &str) -> Option<&str> {
+    if let Some(folder) = CRATES_OF_THE_CORE.iter().find(|folder| path.starts_with(**folder)) {
+        return Some(folder);
+    }
     let begin = if path.starts_with("src/") { 0 } else { path.find("/src/")? + 1 };
     Some(&path[..begin + "src/".len()])
 }

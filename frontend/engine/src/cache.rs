@@ -16,7 +16,7 @@ use pharos::cache::{Entry, Identity, Key};
 use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::builtin::Builtin;
 use pharos::metrics::cache::Cache;
-use pharos::metrics::emitter::Throttle;
+use pharos::metrics::log_throttle::Throttle;
 use pharos::metrics::record::MissTimes;
 use pharos::model::ModelConfig;
 use pharos::timeline::Instant;

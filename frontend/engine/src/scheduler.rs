@@ -34,7 +34,7 @@ use pharos::error::InferError;
 use pharos::id::{InstanceId, ModelVersion, RequestId, RequestMap};
 use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::cache::Cache;
-use pharos::metrics::emitter::Throttle;
+use pharos::metrics::log_throttle::Throttle;
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::{Checked, ModelConfig, Scheduling};

@@ -89,7 +89,7 @@ impl SharedMemory {
             table::cannot_open(key)
         })?;
         let (file, size) = file;
-        table::check_range(name, (offset, byte_size), size)?;
+        table::check_range(name, offset, byte_size, size)?;
         registry.insert(name, byte_size, Memory::System { key: key.to_owned(), offset, file })
     }
 

@@ -3,8 +3,10 @@
 
 use std::io;
 use std::num::NonZero;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::LazyLock;
 use std::thread::{self, Builder};
+
+use parking_lot::Mutex;
 
 static PROCESSORS: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, NonZero::get));
 
@@ -21,7 +23,7 @@ pub fn processors() -> usize {
 pub fn check(count: usize) -> io::Result<()> {
     let gate = Mutex::new(());
     thread::scope(|scope| {
-        let held = gate.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = gate.lock();
         let started = (0..count).try_for_each(|_| Builder::new().spawn_scoped(scope, || drop(gate.lock())).map(drop));
         drop(held);
         started

@@ -269,7 +269,8 @@ impl Listeners<'_> {
 /// Parses the restrictions of an edge.
 fn restricted(groups: &[String], option: (&str, &str)) -> Result<Arc<Restrictions>, String> {
     let mut restrictions = Restrictions::default();
-    groups.iter().try_for_each(|group| restrictions.add(group, option))?;
+    let (name, what) = option;
+    groups.iter().try_for_each(|group| restrictions.add(group, name, what))?;
     Ok(Arc::new(restrictions))
 }
 

@@ -4,8 +4,9 @@ mod definition;
 pub mod push;
 mod ring;
 
-use pharos::metrics::emitter::{Throttle, shortened};
 use pharos::metrics::intake::Refusal;
+use pharos::metrics::log_throttle::Throttle;
+use pharos::metrics::text_lines::shortened;
 
 use pharos_os::clock;
 

@@ -7,12 +7,12 @@ use std::collections::HashSet;
 use std::collections::hash_map::RandomState;
 use std::fmt::Display;
 use std::hash::{BuildHasher, Hasher};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue, USER_AGENT};
 use http::{HeaderMap, Uri};
+use parking_lot::Mutex;
 use pharos::otlp::{Random, Rejected, Signal, SplitMix};
 use pharos_os::client::ClientTls;
 
@@ -169,7 +169,7 @@ impl Sender {
 
     /// Logs a warning about an export that the collector accepted in full, if the text is new.
     fn warn(&self, text: &str) {
-        let admitted = self.warnings.lock().unwrap_or_else(PoisonError::into_inner).admit(text);
+        let admitted = self.warnings.lock().admit(text);
         if let Some(end) = admitted {
             let signal = self.signal.as_str();
             let url = &self.url;

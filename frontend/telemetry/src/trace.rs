@@ -8,10 +8,11 @@ mod collector;
 mod files;
 mod options;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use pharos::error::InferError;
 use pharos::id::{TraceId, Traceparent};
 use pharos::metrics::builtin::Builtin;
@@ -129,7 +130,7 @@ impl Traces {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

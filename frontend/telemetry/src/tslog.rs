@@ -325,13 +325,13 @@ impl Output<'_> {
             if !file.has_room() {
                 return false;
             }
-            text.write(file.pending(), file_layout, self.stamp, (value, request_ids));
+            text.write(file.pending(), file_layout, self.stamp, value, request_ids);
         }
         if let Some(pending) = self.stdout.as_mut().and_then(Stdout::next_line) {
-            text.write(pending, console_layout, self.stamp, (value, request_ids));
+            text.write(pending, console_layout, self.stamp, value, request_ids);
         }
         if let Some(logged) = &mut self.logged {
-            text.write(logged, console_layout, self.stamp, (value, request_ids));
+            text.write(logged, console_layout, self.stamp, value, request_ids);
         }
         self.lines += 1;
         true

@@ -1,14 +1,13 @@
 //! Metrics that no file defines: detected by their first sample, or described by the model that records them.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
 use super::{Cache, SampleError};
-use crate::metrics::builtin::Builtin;
-use crate::metrics::catalog::{Kind, MetricSpec, WorkerLabel, check_reserved, is_label_name, is_metric_name};
-use crate::metrics::channel::Described;
-use crate::metrics::family::Family;
-use crate::metrics::sample_error::MAX_DETECTED;
+use crate::builtin::Builtin;
+use crate::catalog::{Kind, MetricSpec, WorkerLabel, check_reserved, is_label_name, is_metric_name};
+use crate::channel::Described;
+use crate::sample_error::MAX_DETECTED;
 
 /// The number of buckets of a described histogram, at most.
 const MAX_BUCKETS: usize = 1_000;
@@ -27,7 +26,8 @@ impl Described {
         if ascending && finite && self.buckets.len() <= MAX_BUCKETS {
             return Ok(());
         }
-        let (name, count) = (&self.name, self.buckets.len());
+        let name = &self.name;
+        let count = self.buckets.len();
         Err(SampleError::BadValue(format!(
             "the {count} buckets of metric `{name}` must be ascending finite numbers, {MAX_BUCKETS} at most"
         )))
@@ -64,10 +64,9 @@ impl Cache {
     /// Adds missing labels to a detected metric: its series may have different labels. One model may record such series, as in Triton,
     /// or several models a metric of one name.
     pub(super) fn widen(&self, name: &str, kind: Kind, labels: &[String]) -> Result<(), SampleError> {
-        let mut registry = self.registry.write().unwrap_or_else(PoisonError::into_inner);
+        let mut registry = self.registry.write();
         let known = registry.family_of(name, Some(kind)).map(|family| family.spec());
-        let open = |spec: &&MetricSpec| spec.detected && spec.kind == kind;
-        let Some(mut spec) = known.filter(open).cloned() else { return Ok(()) };
+        let Some(mut spec) = known.filter(|spec| spec.detected && spec.kind == kind).cloned() else { return Ok(()) };
         check_names(name, kind, labels)?;
         let new = labels.iter().filter(|label| !spec.dimensions.contains(label));
         let new: Vec<String> = new.cloned().collect();
@@ -75,11 +74,11 @@ impl Cache {
             return Ok(());
         }
         // Models append labels such as `ModelName` after their own, and lines show labels in this order.
-        let is_own = |label: &String| spec.described || !WorkerLabel::is_appended(label);
-        let at = spec.dimensions.iter().take_while(|label| is_own(label)).count();
+        let at = spec.dimensions.iter().take_while(|label| spec.described || !WorkerLabel::is_appended(label)).count();
         spec.dimensions.splice(at..at, new);
         if spec.dimensions.len() > MAX_LABELS {
-            let (name, count) = (&spec.name, spec.dimensions.len());
+            let name = &spec.name;
+            let count = spec.dimensions.len();
             let text =
                 format!("the series of metric `{name}` have {count} different labels together, {MAX_LABELS} at most");
             return Err(SampleError::BadValue(text));
@@ -95,7 +94,7 @@ impl Cache {
     pub(super) fn register(&self, spec: MetricSpec) -> Result<(), SampleError> {
         check_names(&spec.name, spec.kind, &spec.dimensions)?;
         check_reserved(&spec.name).map_err(SampleError::Collision)?;
-        let mut registry = self.registry.write().unwrap_or_else(PoisonError::into_inner);
+        let mut registry = self.registry.write();
         let known = registry.family_of(&spec.name, Some(spec.kind));
         let namesake = known.filter(|known| known.spec.detected && known.spec.kind != spec.kind);
         if known.is_some() && namesake.is_none_or(|known| known.views.prometheus) {
@@ -115,11 +114,14 @@ impl Cache {
 
     /// Removes a detected metric if it has no series any more, so that its name is free for samples of another type.
     pub(super) fn end_detected(&self, name: &str, kind: Kind) {
-        let is_over = |family: &Arc<Family>| family.spec.detected && family.spec.kind == kind && family.is_empty();
-        if !self.registry().family_of(name, Some(kind)).is_some_and(is_over) {
+        if !self
+            .registry()
+            .family_of(name, Some(kind))
+            .is_some_and(|family| family.spec.detected && family.spec.kind == kind && family.is_empty())
+        {
             return;
         }
-        let mut registry = self.registry.write().unwrap_or_else(PoisonError::into_inner);
+        let mut registry = self.registry.write();
         if let Some(without) = registry.without_detected(name, kind) {
             *registry = Arc::new(without);
             // Feeds try refused series again.
@@ -141,8 +143,11 @@ fn check_names(name: &str, kind: Kind, labels: &[String]) -> Result<(), SampleEr
         Kind::Summary => "quantile",
         _ => "",
     };
-    let twice = |at: usize, label: &String| labels.iter().skip(at + 1).any(|other| other == label);
-    match labels.iter().enumerate().find(|(at, label)| *label == reserved || twice(*at, label)) {
+    match labels
+        .iter()
+        .enumerate()
+        .find(|(at, label)| *label == reserved || (labels.iter().skip(*at + 1).any(|other| other == *label)))
+    {
         None => Ok(()),
         Some((_, label)) => Err(SampleError::BadValue(format!(
             "the label `{label}` of metric `{name}` is given twice, or reserved for its type"
@@ -153,12 +158,13 @@ fn check_names(name: &str, kind: Kind, labels: &[String]) -> Result<(), SampleEr
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use pharos_base::id::ModelVersion;
+
     use super::*;
-    use crate::id::ModelVersion;
-    use crate::metrics::cache::Settings;
-    use crate::metrics::catalog::Catalog;
-    use crate::metrics::channel::Definition;
-    use crate::metrics::exposition;
+    use crate::cache::Settings;
+    use crate::catalog::Catalog;
+    use crate::channel::Definition;
+    use crate::exposition;
 
     fn cache() -> Cache {
         let text = "model_metrics:\n  counter:\n    - {name: Orders, unit: Count, dimensions: [shop]}\n    \
@@ -167,16 +173,25 @@ mod tests {
     }
 
     fn described(name: &str, kind: Kind, buckets: &[f64]) -> Described {
-        let (description, dimensions) = ("how long".to_owned(), vec!["shop".to_owned()]);
-        Described { name: name.to_owned(), kind, description, buckets: buckets.to_vec(), dimensions }
+        Described {
+            name: name.to_owned(),
+            kind,
+            description: "how long".to_owned(),
+            buckets: buckets.to_vec(),
+            dimensions: vec!["shop".to_owned()],
+        }
     }
 
     #[test]
     fn a_described_metric_needs_no_definition_in_the_file() {
         let cache = cache();
         let series = |kind| {
-            let labels = vec![("shop".to_owned(), "a".to_owned())];
-            cache.resolve(&Definition { name: "waited".to_owned(), kind: Some(kind), unit: String::new(), labels })
+            cache.resolve(&Definition {
+                name: "waited".to_owned(),
+                kind: Some(kind),
+                unit: String::new(),
+                labels: vec![("shop".to_owned(), "a".to_owned())],
+            })
         };
         assert!(matches!(series(Kind::Histogram), Err(SampleError::Undeclared(_))));
         cache.describe(&described("waited", Kind::Histogram, &[0.5, 2.0])).unwrap();

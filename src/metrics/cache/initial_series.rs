@@ -5,9 +5,8 @@
 
 use std::sync::atomic::Ordering;
 
-use super::super::alignment::is_host;
 use super::super::builtin::Builtin;
-use super::super::catalog::{Kind, MetricSpec, Mode};
+use super::super::catalog::{Kind, Mode, WorkerLabel};
 use super::super::labels::{ModelChange, RELOAD_RESULTS, Source};
 use super::super::tslog::{File, STDOUT};
 use super::Cache;
@@ -25,12 +24,13 @@ impl Cache {
             }
         }
         let registry = self.registry();
-        let known = |spec: &MetricSpec| {
-            let of_host = spec.dimensions.iter().all(|label| is_host(label));
-            spec.builtin.is_none() && !spec.detected && spec.kind != Kind::Gauge && of_host
-        };
-        for family in registry.families().iter().filter(|family| known(&family.spec)) {
-            let labels: Vec<String> = family.spec.dimensions.iter().map(|_| self.hostname().to_owned()).collect();
+        for family in registry.families() {
+            let spec = &family.spec;
+            let is_of_host = spec.dimensions.iter().all(|label| WorkerLabel::is_host(label));
+            if spec.builtin.is_some() || spec.detected || spec.kind == Kind::Gauge || !is_of_host {
+                continue;
+            }
+            let labels: Vec<String> = spec.dimensions.iter().map(|_| self.hostname().to_owned()).collect();
             if let Ok(Some(series)) = self.bounded(family, &labels) {
                 // The server owns it too, so it remains when the last model that writes it is unloaded.
                 series.cell.owners.fetch_add(1, Ordering::Relaxed);

@@ -6,7 +6,7 @@ use super::fields::{Unit, within};
 use super::names::{self, Names};
 use super::node::{Key, Node, Seed};
 use super::{Kind, MetricSpec};
-use crate::metrics::unit::TimeUnit;
+use crate::unit::TimeUnit;
 
 /// A further name of a metric in scrapes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub struct OtherName {
     /// The unit of time of the values under this name; `None` for the metric's own unit.
     pub unit: Option<String>,
     /// The power of ten by which values are multiplied for this unit.
-    pub(in crate::metrics) digits: i32,
+    pub(crate) digits: i32,
 }
 
 impl OtherName {
@@ -75,7 +75,9 @@ impl<'de> Node<'de> for One<'_> {
         Ok(OtherName { name, unit: None, digits: 0 })
     }
     fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<OtherName, A::Error> {
-        let (mut name, mut unit, mut seen) = (None, None, Vec::new());
+        let mut name = None;
+        let mut unit = None;
+        let mut seen = Vec::new();
         while let Some(key) = map.next_key_seed(Seed(Key { allowed: &["name", "unit"], seen: &mut seen }))? {
             match key {
                 "name" => {
@@ -131,16 +133,20 @@ impl Node<'_> for OtherUnit {
 /// # Errors
 /// A name has a unit of time, and the metric has none.
 pub(super) fn complete(names: Vec<OtherName>, spec: &MetricSpec) -> Result<Vec<OtherName>, String> {
-    let (metric, unit, time) = (&spec.name, &spec.unit, spec.time_unit());
-    let one = |other: OtherName| {
-        let Some(wanted) = other.unit.as_deref().and_then(TimeUnit::from_name) else { return Ok(other) };
-        let time = time.ok_or_else(|| {
+    let metric = &spec.name;
+    let unit = &spec.unit;
+    let time = spec.time_unit();
+    names
+        .into_iter()
+        .map(|other| {
+            let Some(wanted) = other.unit.as_deref().and_then(TimeUnit::from_name) else { return Ok(other) };
+            let time = time.ok_or_else(|| {
             let name = &other.name;
             format!(
                 "`also_as` gives `{name}` a unit of time, but the unit of `{metric}` is `{unit}`; omit the unit there"
             )
         })?;
-        Ok(OtherName { digits: time.digits_to(wanted), ..other })
-    };
-    names.into_iter().map(one).collect()
+            Ok(OtherName { digits: time.digits_to(wanted), ..other })
+        })
+        .collect()
 }

@@ -48,7 +48,8 @@ fn marks(text: &str) -> impl Iterator<Item = Mark<'_>> {
 
 fn marks_of_line(line: &str, number: usize) -> Vec<Mark<'_>> {
     let mut marks = Vec::new();
-    let (mut quote, mut before) = (None, ' ');
+    let mut quote = None;
+    let mut before = ' ';
     for (at, c) in line.char_indices() {
         let begins = before.is_whitespace() || matches!(before, '[' | '{' | ',');
         match (quote, c) {

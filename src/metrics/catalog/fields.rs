@@ -34,7 +34,7 @@ impl Node<'_> for Name<'_> {
 }
 
 /// The longest unit, in bytes: a unit is part of every line of the metric log.
-pub(in crate::metrics) const MAX_UNIT: usize = 64;
+pub(crate) const MAX_UNIT: usize = 64;
 
 pub(super) struct Unit;
 

@@ -46,8 +46,9 @@ pub fn summary_of_file(catalog: &Catalog) -> String {
 fn types(catalog: &Catalog) -> String {
     let kinds = [(Kind::Counter, "counters"), (Kind::Gauge, "gauges"), (Kind::Histogram, "histograms")];
     let kinds = kinds.into_iter().chain([(Kind::Summary, "summaries")]);
-    let count = |kind: Kind| catalog.iter().filter(|(_, spec)| spec.kind == kind).count();
-    let counts: Vec<String> = kinds.map(|(kind, name)| format!("{} {name}", count(kind))).collect();
+    let counts: Vec<String> = kinds
+        .map(|(kind, name)| format!("{} {name}", catalog.iter().filter(|(_, spec)| spec.kind == kind).count()))
+        .collect();
     format!("{} metrics ({}), {} switched off", catalog.len(), counts.join(", "), catalog.disabled().len())
 }
 
@@ -85,19 +86,21 @@ fn help(spec: &MetricSpec) -> String {
 }
 
 fn rows(catalog: &Catalog, metrics: &[(&MetricSpec, bool)]) -> Vec<[String; 8]> {
-    let row = |(spec, on): &(&MetricSpec, bool)| {
-        [
-            spec.name.clone(),
-            spec.kind.as_str().to_owned(),
-            spec.unit.clone(),
-            spec.dimensions.join(","),
-            modes(catalog, spec).join(","),
-            if *on { "on" } else { "off" }.to_owned(),
-            recorded_by(spec).to_owned(),
-            help(spec),
-        ]
-    };
-    metrics.iter().map(row).collect()
+    metrics
+        .iter()
+        .map(|(spec, on)| {
+            [
+                spec.name.clone(),
+                spec.kind.as_str().to_owned(),
+                spec.unit.clone(),
+                spec.dimensions.join(","),
+                modes(catalog, spec).join(","),
+                if *on { "on" } else { "off" }.to_owned(),
+                recorded_by(spec).to_owned(),
+                help(spec),
+            ]
+        })
+        .collect()
 }
 
 fn table(rows: &[[String; 8]]) -> String {
@@ -128,35 +131,37 @@ fn markdown(rows: &[[String; 8]]) -> String {
 }
 
 fn json(catalog: &Catalog, metrics: &[(&MetricSpec, bool)]) -> String {
-    let object = |(spec, on): &(&MetricSpec, bool)| {
-        let mut object = serde_json::json!({
-            "name": spec.name,
-            "type": spec.kind.as_str(),
-            "unit": spec.unit,
-            "dimensions": spec.dimensions,
-            "modes": modes(catalog, spec),
-            "enabled": on,
-            "recorded_by": recorded_by(spec),
-            "help": spec.help,
-        });
-        match spec.kind {
-            Kind::Histogram => {
-                object["buckets"] = spec.buckets.clone().into();
-                object["native"] = spec.native.map_or(serde_json::Value::Null, native);
-            }
-            Kind::Summary => object["quantiles"] = spec.quantiles.clone().into(),
-            Kind::Counter | Kind::Gauge => {}
-        }
-        if !spec.also_as.is_empty() {
-            let names = spec.also_as.iter().map(|other| {
-                let unit = other.unit.as_ref().unwrap_or(&spec.unit);
-                serde_json::json!({ "name": other.name, "unit": unit })
+    let list: Vec<_> = metrics
+        .iter()
+        .map(|(spec, on)| {
+            let mut object = serde_json::json!({
+                "name": spec.name,
+                "type": spec.kind.as_str(),
+                "unit": spec.unit,
+                "dimensions": spec.dimensions,
+                "modes": modes(catalog, spec),
+                "enabled": on,
+                "recorded_by": recorded_by(spec),
+                "help": spec.help,
             });
-            object["also_as"] = names.collect();
-        }
-        object
-    };
-    let list: Vec<_> = metrics.iter().map(object).collect();
+            match spec.kind {
+                Kind::Histogram => {
+                    object["buckets"] = spec.buckets.clone().into();
+                    object["native"] = spec.native.map_or(serde_json::Value::Null, native);
+                }
+                Kind::Summary => object["quantiles"] = spec.quantiles.clone().into(),
+                Kind::Counter | Kind::Gauge => {}
+            }
+            if !spec.also_as.is_empty() {
+                let names = spec.also_as.iter().map(|other| {
+                    let unit = other.unit.as_ref().unwrap_or(&spec.unit);
+                    serde_json::json!({ "name": other.name, "unit": unit })
+                });
+                object["also_as"] = names.collect();
+            }
+            object
+        })
+        .collect();
     format!("{:#}\n", serde_json::Value::Array(list))
 }
 

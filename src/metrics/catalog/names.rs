@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::warnings::nearest_to;
 use super::{Kind, STATE_BYTES, Section};
-use crate::metrics::builtin::Builtin;
+use crate::builtin::Builtin;
 
 /// The longest name of a metric or label, in bytes.
 const MAX_NAME: usize = 255;
@@ -17,12 +17,12 @@ const OWN_PREFIX: &str = "pharos_";
 const FRONTEND_PREFIXES: [&str; 2] = ["nv_", "ts_"];
 
 /// Returns whether Prometheus accepts this metric name.
-pub(in crate::metrics) fn is_metric_name(text: &str) -> bool {
+pub(crate) fn is_metric_name(text: &str) -> bool {
     is_name(text, |c| c == '_' || c == ':')
 }
 
 /// Returns whether Prometheus accepts this label name.
-pub(in crate::metrics) fn is_label_name(text: &str) -> bool {
+pub(crate) fn is_label_name(text: &str) -> bool {
     is_name(text, |c| c == '_') && !text.starts_with("__")
 }
 
@@ -62,11 +62,10 @@ pub(super) fn check(name: &str, kind: Kind, section: Section) -> Result<(), Stri
 pub(super) fn check_other(name: &str, kind: Kind) -> Result<(), String> {
     check_letters(name)?;
     let samples = taken(name, kind);
-    let collides = |builtin: &&Builtin| {
+    if let Some(builtin) = Builtin::ALL.iter().find(|builtin| {
         let own = taken(builtin.name(), builtin.kind());
         own.iter().any(|own| samples.iter().any(|sample| own.eq_ignore_ascii_case(sample)))
-    };
-    if let Some(builtin) = Builtin::ALL.iter().find(collides) {
+    }) {
         return Err(format!("`{name}` in `also_as` is reserved for the built-in metric `{}`", builtin.name()));
     }
     check_prefix(name)
@@ -93,7 +92,7 @@ fn no_builtin(name: &str, reserved: &str) -> String {
 }
 
 /// Checks that a metric that is not built in does not use a reserved name.
-pub(in crate::metrics) fn check_reserved(name: &str) -> Result<(), String> {
+pub(crate) fn check_reserved(name: &str) -> Result<(), String> {
     check_prefix(name)?;
     if let Some(builtin) = Builtin::ALL.iter().find(|builtin| builtin.name().eq_ignore_ascii_case(name)) {
         return Err(format!("`{name}` differs only in case from the built-in metric `{}`", builtin.name()));
@@ -111,7 +110,7 @@ pub(super) fn shortened(text: &str) -> String {
     if chars.next().is_some() { format!("{head}...") } else { head }
 }
 
-/// Returns the names that a metric occupies in a scrape, in both formats: its own, those of its samples, and that of its family
+/// Returns the names that a metric occupies in a scrape, in both formats: its own, the names of its samples, and the name of its family
 /// in OpenMetrics. There the family of a counter `x_total` is `x`, and `_created` is reserved for all types that count.
 fn taken(name: &str, kind: Kind) -> Vec<String> {
     let (stem, suffixes): (&str, &[&str]) = match kind {

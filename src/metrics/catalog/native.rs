@@ -63,7 +63,8 @@ impl<'de> Node<'de> for Native {
         }
     }
     fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<Option<NativeSpec>, A::Error> {
-        let (mut spec, mut seen) = (NativeSpec::default(), Vec::new());
+        let mut spec = NativeSpec::default();
+        let mut seen = Vec::new();
         let allowed = &["schema", "factor", "max_buckets", "zero_threshold"];
         while let Some(key) = map.next_key_seed(Seed(Key { allowed, seen: &mut seen }))? {
             match key {
@@ -139,7 +140,7 @@ impl Node<'_> for ZeroThreshold {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::metrics::catalog::{Catalog, CatalogError};
+    use crate::catalog::{Catalog, CatalogError};
 
     fn parse(native: &str) -> Result<Option<NativeSpec>, CatalogError> {
         let text = format!("model_metrics:\n  histogram:\n    - {{name: a, unit: s, native: {native}}}\n");

@@ -1,7 +1,7 @@
 //! Command-line settings that override the file: Triton's `--metrics-config KEY=VALUE`, and the mode.
 
 use super::{Catalog, Kind, Mode};
-use crate::metrics::builtin::Builtin;
+use crate::builtin::Builtin;
 
 /// One `KEY=VALUE`, with Triton's keys.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,11 +61,13 @@ fn quantiles(value: &str) -> Result<Vec<f64>, String> {
     let allowed = "allowed are up to 100 numbers between 0 and 1, each with its allowed error if wanted, \
                    for example 0.5:0.05,0.9:0.01";
     let number = |text: &str| text.trim().parse::<f64>().ok().filter(|number| (0.0..=1.0).contains(number));
-    let one = |text: &str| match text.split_once(':') {
-        Some((quantile, error)) => number(error).and_then(|_| number(quantile)),
-        None => number(text),
-    };
-    let parsed: Option<Vec<f64>> = value.split(',').map(one).collect();
+    let parsed: Option<Vec<f64>> = value
+        .split(',')
+        .map(|text| match text.split_once(':') {
+            Some((quantile, error)) => number(error).and_then(|_| number(quantile)),
+            None => number(text),
+        })
+        .collect();
     let mut quantiles = parsed
         .filter(|quantiles| quantiles.len() <= super::MAX_QUANTILES)
         .ok_or_else(|| format!("summary_quantiles is '{value}'; {allowed}"))?;
@@ -147,9 +149,11 @@ mod tests {
     #[test]
     fn switching_counters_off_keeps_the_histograms() {
         let catalog = applied(Catalog::shipped(), &[("counter_latencies", "false")]);
-        let of_requests = |name: &&&str| name.contains("_request_duration");
         let names = names(&catalog);
-        assert_eq!(names.iter().filter(of_requests).collect::<Vec<_>>(), [&"pharos_request_duration_seconds"]);
+        assert_eq!(
+            names.iter().filter(|name| name.contains("_request_duration")).collect::<Vec<_>>(),
+            [&"pharos_request_duration_seconds"]
+        );
     }
 
     #[test]

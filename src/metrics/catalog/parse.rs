@@ -17,9 +17,8 @@ use super::{
     Views, WorkerLabel,
 };
 use super::{anchors, worker_labels};
-use crate::metrics::builtin::Builtin;
-use crate::metrics::emitter::default_buckets;
-use crate::metrics::unit::TimeUnit;
+use crate::builtin::Builtin;
+use crate::unit::TimeUnit;
 
 /// The content of a file, checked.
 #[derive(Default)]
@@ -39,7 +38,7 @@ impl Parsed {
     /// Adds a host label to every metric of models that has none, as TorchServe does.
     fn append_hostname(&mut self) {
         for spec in self.all().filter(|spec| spec.section == Section::Model) {
-            if !spec.dimensions.iter().any(|label| WorkerLabel::of(label) == Some(WorkerLabel::Host)) {
+            if !spec.dimensions.iter().any(|label| WorkerLabel::is_host(label)) {
                 spec.dimensions.push("Hostname".to_owned());
                 spec.host_is_added = true;
             }
@@ -48,13 +47,15 @@ impl Parsed {
 
     /// Adds the metrics of objectives and tenants that the file does not define, as the shipped file defines them.
     fn add_implied_metrics(&mut self) {
-        let (slos, tenants) = (!self.globals.slos.is_empty(), self.globals.tenants.is_some());
+        let slos = !self.globals.slos.is_empty();
+        let tenants = self.globals.tenants.is_some();
         if !slos && !tenants {
             return;
         }
-        let implied = |builtin: Builtin| (slos && builtin.is_of_slos()) || (tenants && builtin.is_of_tenants());
         let shipped = read(SHIPPED, "").map_or(Vec::new(), |shipped| shipped.specs);
-        for spec in shipped.into_iter().filter(|spec| spec.builtin.is_some_and(implied)) {
+        for spec in shipped.into_iter().filter(|spec| {
+            spec.builtin.is_some_and(|builtin| (slos && builtin.is_of_slos()) || (tenants && builtin.is_of_tenants()))
+        }) {
             if self.all().all(|other| other.name != spec.name) {
                 self.places.insert(spec.name.clone(), self.places.len());
                 self.specs.push(spec);
@@ -62,12 +63,11 @@ impl Parsed {
         }
     }
 
-    /// Fills in missing help texts: with those of the shipped file, or with the name and the unit.
+    /// Fills in missing help texts: with the texts of the shipped file, or with the name and the unit.
     fn fill_help(&mut self) {
-        let known = |spec: &MetricSpec| spec.builtin.is_some() || RECORDED_BY_WORKER.contains(&&*spec.name);
         let mut shipped = None;
         for spec in self.all().filter(|spec| spec.help.is_empty()) {
-            if known(spec) {
+            if spec.builtin.is_some() || RECORDED_BY_WORKER.contains(&&*spec.name) {
                 let shipped = shipped.get_or_insert_with(|| read(SHIPPED, "").ok());
                 let same = |other: &&mut MetricSpec| other.name == spec.name && other.kind == spec.kind;
                 let same = shipped.as_mut().and_then(|shipped| shipped.all().find(same));
@@ -119,7 +119,9 @@ fn check_size(text: &str) -> Result<(), (usize, usize, String)> {
     if text.len() > MAX_BYTES {
         return Err((1, 1, format!("the file has more than {MAX_BYTES} bytes")));
     }
-    let (mut line, mut column, mut depth) = (1, 1, 0_usize);
+    let mut line = 1;
+    let mut column = 1;
+    let mut depth = 0_usize;
     for c in text.chars() {
         match c {
             '[' | '{' => depth += 1,
@@ -143,7 +145,9 @@ impl<'de> Node<'de> for File {
     }
     fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<Parsed, A::Error> {
         let mut parsed = Parsed::default();
-        let (mut seen, mut names, mut form) = (Vec::new(), Names::default(), Form::Designed);
+        let mut seen = Vec::new();
+        let mut names = Names::default();
+        let mut form = Form::Designed;
         let allowed = &["mode", "dimensions", "slos", "tenants", "ts_metrics", "model_metrics"];
         while let Some(key) = map.next_key_seed(Seed(Key { allowed, seen: &mut seen }))? {
             match key {
@@ -373,7 +377,7 @@ impl Fields {
         let help = self.help.unwrap_or_default();
         let buckets = self.buckets.unwrap_or_else(|| match (kind, builtin) {
             (Kind::Histogram, Some(builtin)) => builtin.buckets().to_vec(),
-            _ => default_buckets(kind, &unit),
+            _ => super::default_buckets(kind, &unit),
         });
         let quantiles = self.quantiles.unwrap_or_else(|| match kind {
             Kind::Summary => DEFAULT_QUANTILES.to_vec(),

@@ -7,7 +7,7 @@
 use std::fmt::Write;
 
 use super::{Sli, Slo};
-use crate::metrics::builtin::Builtin;
+use crate::builtin::Builtin;
 
 /// The windows of the recorded error ratios.
 const WINDOWS: [&str; 7] = ["5m", "30m", "1h", "2h", "6h", "1d", "3d"];
@@ -54,7 +54,7 @@ pub fn rules(slos: &[Slo]) -> String {
         for (sli, limit_ns, share) in slo.indicators() {
             let objective = described(slo, limit_ns, share.ratio());
             for severity in [URGENT, "warning"] {
-                text.push_str(&alert((slo, sli), share.budget(), &objective, severity));
+                text.push_str(&alert(slo, sli, share.budget(), &objective, severity));
             }
         }
     }
@@ -74,7 +74,8 @@ fn selector(slo: &Slo, sli: Sli) -> String {
 /// Returns the share of bad requests over a window, by `rate` or `increase`.
 fn error_ratio(function: &str, selector: &str, window: &str) -> String {
     let sum = |metric: Builtin| format!("sum by (slo, sli, model) ({function}({}{selector}[{window}]))", metric.name());
-    let (good, all) = (sum(Builtin::SloGoodRequests), sum(Builtin::SloRequests));
+    let good = sum(Builtin::SloGoodRequests);
+    let all = sum(Builtin::SloRequests);
     // With --metrics-omit-idle, a model without good requests has no series of them.
     format!("1 - ({good} or 0 * {all}) / {all}")
 }
@@ -103,11 +104,13 @@ fn described(slo: &Slo, limit_ns: Option<u64>, ratio: f64) -> String {
 }
 
 /// Returns an alert on the error budget of one indicator.
-fn alert((slo, sli): (&Slo, Sli), budget: f64, objective: &str, severity: &str) -> String {
+fn alert(slo: &Slo, sli: Sli, budget: f64, objective: &str, severity: &str) -> String {
     let burns = if severity == URGENT { &FAST } else { &SLOW };
     let over = |window: &str, factor: &str| format!("{}{} > {factor} * {budget}", recorded(window), selector(slo, sli));
-    let both = |burn: &Burn| format!("({} and {})", over(burn.long, burn.factor), over(burn.short, burn.factor));
-    let conditions: Vec<String> = burns.iter().map(both).collect();
+    let conditions: Vec<String> = burns
+        .iter()
+        .map(|burn| format!("({} and {})", over(burn.long, burn.factor), over(burn.short, burn.factor)))
+        .collect();
     let factors: Vec<String> = burns.iter().map(|burn| format!("{} times over {}", burn.factor, burn.long)).collect();
     let mut text = String::from("      - alert: PharosSloBudgetBurn\n        expr: |-\n");
     let _ = writeln!(text, "          {}", conditions.join("\n          or "));

@@ -1,10 +1,10 @@
 //! The service level objectives (SLOs) of a `metrics.yaml`: the share of the requests to some models that must be good.
 
+use pharos_base::id::ModelName;
 use serde::de::{self, MapAccess, SeqAccess};
 
 use super::names::shortened;
 use super::node::{Key, Node, Seed};
-use crate::id::ModelName;
 
 /// The most objectives of one file. Each request is counted once for every objective of its model.
 const MAX_SLOS: usize = 100;
@@ -89,8 +89,11 @@ impl Slo {
 
 /// Returns whether a text matches a pattern with `*` and `?`. Takes at most the product of both lengths in steps.
 fn matches(pattern: &str, text: &str) -> bool {
-    let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
-    let (mut at, mut from, mut retry) = (0, 0, None);
+    let pattern: Vec<char> = pattern.chars().collect();
+    let text: Vec<char> = text.chars().collect();
+    let mut at = 0;
+    let mut from = 0;
+    let mut retry = None;
     while let Some(c) = text.get(from) {
         match pattern.get(at) {
             Some('*') => {
@@ -154,8 +157,12 @@ impl<'de> Node<'de> for OneSlo {
         "an objective, a mapping with name, model, latency, availability and window,"
     }
     fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<Slo, A::Error> {
-        let (mut seen, mut name, mut model, mut window_s) = (Vec::new(), None, "*".to_owned(), 30 * 86_400);
-        let (mut latency, mut availability) = (None, None);
+        let mut seen = Vec::new();
+        let mut name = None;
+        let mut model = "*".to_owned();
+        let mut window_s = 30 * 86_400;
+        let mut latency = None;
+        let mut availability = None;
         let allowed = &["name", "model", "latency", "availability", "window"];
         while let Some(key) = map.next_key_seed(Seed(Key { allowed, seen: &mut seen }))? {
             match key {
@@ -216,7 +223,9 @@ impl<'de> Node<'de> for Latency {
         "a mapping with threshold and share"
     }
     fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<(u64, Share), A::Error> {
-        let (mut seen, mut threshold, mut share) = (Vec::new(), None, None);
+        let mut seen = Vec::new();
+        let mut threshold = None;
+        let mut share = None;
         let allowed = &["threshold", "share"];
         while let Some(key) = map.next_key_seed(Seed(Key { allowed, seen: &mut seen }))? {
             match key {

@@ -1,18 +1,18 @@
 //! The rule by which a `metrics.yaml` assigns requests to tenants.
 
+use pharos_base::id::TenantId;
 use serde::de::{self, MapAccess, SeqAccess};
 
 use super::names::shortened;
 use super::node::{Key, Node, Seed};
-use crate::id::TenantId;
 
 /// The number of tenants with separate series, if the file does not set it, and the largest allowed one.
 const DEFAULT_LIMIT: usize = 100;
 const MAX_LIMIT: usize = 1000;
 /// The label value of requests without a tenant.
-pub(in crate::metrics) const NONE: &str = "none";
+pub(crate) const NONE: &str = "none";
 /// The label value of requests whose tenant has no series: beyond the limit, or with an invalid name.
-pub(in crate::metrics) const OTHER: &str = "other";
+pub(crate) const OTHER: &str = "other";
 /// The longest name of a header, in bytes.
 const MAX_HEADER: usize = 64;
 
@@ -47,8 +47,11 @@ impl<'de> Node<'de> for Tenants {
         "a mapping with header, token or certificate, limit and names"
     }
     fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<TenantRule, A::Error> {
-        let (mut seen, mut limit, mut names) = (Vec::new(), DEFAULT_LIMIT, Vec::new());
-        let (mut sources, allowed) = (Vec::new(), &["header", "token", "certificate", "limit", "names"]);
+        let mut seen = Vec::new();
+        let mut limit = DEFAULT_LIMIT;
+        let mut names = Vec::new();
+        let mut sources = Vec::new();
+        let allowed = &["header", "token", "certificate", "limit", "names"];
         while let Some(key) = map.next_key_seed(Seed(Key { allowed, seen: &mut seen }))? {
             match key {
                 "header" => sources.push(TenantSource::Header(map.next_value_seed(Seed(Header))?)),
@@ -117,8 +120,9 @@ impl Node<'_> for Limit {
     }
     fn text<E: de::Error>(self, text: &str) -> Result<usize, E> {
         let limit = text.parse().ok().filter(|limit| (1..=MAX_LIMIT).contains(limit));
-        let invalid = || format!("`{}` is not a valid limit of tenants; allowed are 1 to {MAX_LIMIT}", shortened(text));
-        limit.ok_or_else(|| E::custom(invalid()))
+        limit.ok_or_else(|| {
+            E::custom(format!("`{}` is not a valid limit of tenants; allowed are 1 to {MAX_LIMIT}", shortened(text)))
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 //! Warnings about definitions that are valid but probably unintended.
 
 use super::{Catalog, MetricSpec, RECORDED_BY_WORKER, Section};
-use crate::metrics::builtin::Builtin;
+use crate::builtin::Builtin;
 
 /// The number of letters in which a probable typing error differs from the intended name, at most.
 const MAX_TYPO: usize = 2;
@@ -36,8 +36,8 @@ pub(super) fn of(catalog: &Catalog) -> Vec<String> {
     found
 }
 
-/// Warns about a metric that the server does not record and whose name is almost that of a recorded one. It is allowed, since
-/// programs may send it (StatsD, printed lines). Metrics of models are compared only with those of the worker's runtime.
+/// Warns about a metric that the server does not record and whose name is almost the name of a recorded one. It is allowed, since
+/// programs may send it (StatsD, printed lines). Metrics of models are compared only with the metrics of the worker's runtime.
 fn probable_typo(spec: &MetricSpec) -> Option<String> {
     if spec.builtin.is_some() || RECORDED_BY_WORKER.contains(&&*spec.name) {
         return None;

@@ -1,4 +1,4 @@
-//! Labels whose values the worker's runtime supplies. They may have the names that TorchServe uses, those of
+//! Labels whose values the worker's runtime supplies. They may have the names that TorchServe uses, the names of
 //! TorchServe's design document, or this server's own.
 
 use super::RECORDED_BY_WORKER;
@@ -32,6 +32,11 @@ impl WorkerLabel {
             _ if name.eq_ignore_ascii_case("hostname") => Self::Host,
             _ => return None,
         })
+    }
+
+    /// Returns whether a label of this name gets the host's name if a sample does not give it.
+    pub fn is_host(name: &str) -> bool {
+        Self::of(name) == Some(Self::Host)
     }
 
     /// Returns whether a model may omit a value for this label although it declared it, and whether a sample may have the label

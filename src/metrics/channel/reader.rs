@@ -2,13 +2,14 @@
 
 use std::sync::atomic::Ordering;
 
+use pharos_base::shm::SharedMemory;
+use pharos_base::timeline::Instant;
+
 use super::{
     DROPPED, Definition, Described, HEAD, KIND_METRIC, KIND_SAMPLE, KIND_SERIES, KINDS, MAX_RECORD_WORDS, MAX_SERIES,
     Ring, Sample, TAIL,
 };
-use crate::metrics::catalog::Kind;
-use crate::shm::SharedMemory;
-use crate::timeline::Instant;
+use crate::catalog::Kind;
 
 /// A ring whose content violates the layout, and how. The reader reads nothing more from it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -96,7 +97,8 @@ impl Reader {
         if waiting > self.ring.capacity as u64 {
             return Err(Corrupt(format!("{waiting} words are waiting in a ring of {}", self.ring.capacity)));
         }
-        let (mut records, mut given_back) = (0, self.tail);
+        let mut records = 0;
+        let mut given_back = self.tail;
         while self.tail != head {
             let first = self.copy_record(head.wrapping_sub(self.tail))?;
             each(self.parse(first)?);
@@ -113,7 +115,8 @@ impl Reader {
     /// Copies the record at the tail, of which at most `available` words are committed. Returns its first word and
     /// stores the others in `record`. Reads each shared word once.
     fn copy_record(&mut self, available: u64) -> Result<u64, Corrupt> {
-        let (data, mask) = (self.ring.data(), self.ring.capacity - 1);
+        let data = self.ring.data();
+        let mask = self.ring.capacity - 1;
         let mut at = self.tail as usize;
         let mut next = || {
             let word = data.get(at & mask).map_or(0, |word| word.load(Ordering::Relaxed));
@@ -131,7 +134,9 @@ impl Reader {
     }
 
     fn parse(&mut self, first: u64) -> Result<Event<'_>, Corrupt> {
-        let (kind, padding, number) = (first as u8, usize::from((first >> 8) as u8), (first >> 32) as u32);
+        let kind = first as u8;
+        let padding = usize::from((first >> 8) as u8);
+        let number = (first >> 32) as u32;
         match (kind, self.record.as_slice()) {
             (KIND_SAMPLE, &[value, clock, ref text @ ..]) => {
                 if number as usize >= self.series {
@@ -139,8 +144,8 @@ impl Reader {
                 }
                 let request_id = unpack(&mut self.text, text, padding)?;
                 let request_id = std::str::from_utf8(request_id).map_err(|_| not_utf8("request id"))?;
-                let (value, clock) = (f64::from_bits(value), Instant(clock));
-                Ok(Event::Sample(Sample { series: number, value, clock, request_id }))
+                let value = f64::from_bits(value);
+                Ok(Event::Sample(Sample { series: number, value, clock: Instant(clock), request_id }))
             }
             (KIND_SERIES, &[kind, ref text @ ..]) => {
                 if number as usize != self.series || self.series >= MAX_SERIES {

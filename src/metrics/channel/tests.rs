@@ -2,10 +2,11 @@
 
 use std::sync::atomic::AtomicBool;
 
-use super::*;
-use crate::metrics::catalog::Kind;
-use crate::timeline::Instant;
+use pharos_base::timeline::Instant;
 use proptest::prelude::*;
+
+use super::*;
+use crate::catalog::Kind;
 
 /// A series of the metric with this number for a name.
 fn series(number: u32, values: &[String]) -> Definition {
@@ -120,7 +121,8 @@ fn a_full_ring_waits_then_drops_and_counts() {
 fn the_reader_is_woken_once_for_each_half_of_the_ring() {
     let (_fd, mut writer, mut reader) = ring();
     writer.intern(&series(0, &[])).unwrap();
-    let (mut calls, mut most) = (0, 0);
+    let mut calls = 0;
+    let mut most = 0;
     for _ in 0..30 * MAX_RECORD_WORDS / 3 {
         writer.sample(&sample(0, 1.0, "")).unwrap();
         most = most.max(reader.waiting_bytes());
@@ -258,7 +260,8 @@ fn a_reader_survives_random_writes_to_the_ring() {
         let (fd, mut writer, mut reader) = ring();
         let memory = map(&fd);
         writer.intern(&series(0, &[])).unwrap();
-        let (writing, stop) = (AtomicBool::new(false), AtomicBool::new(false));
+        let writing = AtomicBool::new(false);
+        let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut state = round.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -336,8 +339,10 @@ fn cost_of_a_push() {
     let mut writer = Writer::open(&fd).unwrap();
     writer.intern(&series(0, &[])).unwrap();
     for id in ["", "75993b11-281a-4550-88b6-aa1a5cba0d8f"] {
-        let (mut pushed, mut read) = (0u32, 0);
-        let (mut push_time, mut read_time) = (std::time::Duration::ZERO, std::time::Duration::ZERO);
+        let mut pushed = 0u32;
+        let mut read = 0;
+        let mut push_time = std::time::Duration::ZERO;
+        let mut read_time = std::time::Duration::ZERO;
         for _ in 0..20 {
             #[allow(clippy::disallowed_methods)]
             let start = std::time::Instant::now();

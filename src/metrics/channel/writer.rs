@@ -5,13 +5,14 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
+use pharos_base::shm::SharedMemory;
+use pharos_base::timeline::Instant;
+
 use super::{
     DROPPED, Definition, Described, HEAD, KIND_METRIC, KIND_SAMPLE, KIND_SERIES, KINDS, MAX_RECORD_WORDS, MAX_SERIES,
     Ring, TAIL,
 };
-use crate::metrics::catalog::Kind;
-use crate::shm::SharedMemory;
-use crate::timeline::Instant;
+use crate::catalog::Kind;
 
 /// Why a record was not written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -66,7 +67,8 @@ impl Writer {
         let len = usize::try_from(rustix::fs::fstat(&fd)?.st_size).unwrap_or(0);
         let memory = SharedMemory::map(&fd, len)?;
         let ring = Ring::open(memory).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-        let (head, tail) = (ring.load(HEAD, Ordering::Relaxed), ring.load(TAIL, Ordering::Acquire));
+        let head = ring.load(HEAD, Ordering::Relaxed);
+        let tail = ring.load(TAIL, Ordering::Acquire);
         Ok(Self { ring, head, tail, woken_at: None, series: HashMap::new(), text: Vec::new() })
     }
 
@@ -167,7 +169,8 @@ impl Writer {
         self.make_room(words)?;
         let padding = text.len().next_multiple_of(8) - text.len();
         let first = u64::from(kind) | (padding as u64) << 8 | (words as u64) << 16 | u64::from(series) << 32;
-        let (data, mask) = (self.ring.data(), self.ring.capacity - 1);
+        let data = self.ring.data();
+        let mask = self.ring.capacity - 1;
         let mut at = self.head as usize;
         let mut put = |word: u64| {
             if let Some(to) = data.get(at & mask) {

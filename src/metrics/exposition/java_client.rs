@@ -6,20 +6,22 @@ use std::fmt::Write;
 
 use super::samples::escape_label;
 use super::{LOGS_ONLY, Labels, Names};
-use crate::metrics::cache::Cache;
-use crate::metrics::catalog::{MetricSpec, Mode};
-use crate::metrics::reading::{Details, Reading};
-use crate::metrics::readings::Readings;
-use crate::metrics::tslog::push_double;
+use crate::cache::Cache;
+use crate::catalog::{MetricSpec, Mode};
+use crate::reading::{Details, Reading};
+use crate::readings::Readings;
+use crate::tslog::push_double;
 
 /// Renders the requested samples; `help` returns the text after `# HELP`.
 pub fn render(cache: &Cache, names: &Names, help: impl Fn(&MetricSpec) -> String) -> String {
     let readings = Readings::new(cache, Details::default());
     let mut out = String::new();
     for named in readings.named().iter().filter(|named| named.views().prometheus) {
-        let (spec, before) = (named.spec(), out.len());
-        let (name, kind, help) =
-            (&spec.name, spec.kind.as_str(), help(spec).replace('\\', "\\\\").replace('\n', "\\n"));
+        let spec = named.spec();
+        let before = out.len();
+        let name = &spec.name;
+        let kind = spec.kind.as_str();
+        let help = help(spec).replace('\\', "\\\\").replace('\n', "\\n");
         // Writing into a String cannot fail.
         let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
         let described = out.len();
@@ -105,15 +107,16 @@ fn number(value: f64) -> String {
 mod tests {
     use std::sync::Arc;
 
+    use pharos_base::id::ModelVersion;
+    use pharos_base::timeline::{Instant, Timeline};
+
     use super::*;
-    use crate::id::ModelVersion;
-    use crate::metrics::alias::Naming;
-    use crate::metrics::cache::Settings;
-    use crate::metrics::catalog::Catalog;
-    use crate::metrics::counter_lines::Counters;
-    use crate::metrics::labels::{Outcome, Protocol, Route};
-    use crate::metrics::record;
-    use crate::timeline::{Instant, Timeline};
+    use crate::alias::Naming;
+    use crate::cache::Settings;
+    use crate::catalog::Catalog;
+    use crate::counter_lines::Counters;
+    use crate::labels::{Outcome, Protocol, Route};
+    use crate::record;
 
     const YAML: &str = "mode: prometheus\ndimensions:\n  - &Z Z\nts_metrics:\n  counter:\n    - {name: Requests2XX, unit: Count, dimensions: [Level, \
         Hostname]}\n    - {name: ts_inference_requests_total, unit: Count, dimensions: [model_name, model_version, hostname]}\n\
@@ -160,7 +163,7 @@ H_sum{ModelName="m",Hostname="h",} 0.25
             lines
         };
         assert_eq!(sorted(&shown(&[])), sorted(expected));
-        // The order within a family; that of the families is arbitrary in the client.
+        // The order within a family; the client lists families in any order.
         let of_histogram = |text: &str| text.lines().filter(|line| line.starts_with("H_")).map(str::to_owned).collect();
         let ours: Vec<String> = of_histogram(&shown(&[]));
         assert_eq!(ours, of_histogram(expected));

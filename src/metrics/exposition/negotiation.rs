@@ -27,7 +27,8 @@ impl Encoding {
             let ranges = accept.unwrap_or("").split(',').filter_map(|range| weight(range, media, parameters));
             ranges.fold(0.0, f64::max)
         };
-        let (text, open_metrics) = (weight(TEXT, &[]), weight(OPEN_METRICS, &[]));
+        let text = weight(TEXT, &[]);
+        let open_metrics = weight(OPEN_METRICS, &[]);
         let protobuf = weight(PROTOBUF, &PROTOBUF_PARAMETERS);
         if protobuf > 0.0 && protobuf >= text && protobuf >= open_metrics {
             Self::Protobuf

@@ -3,12 +3,12 @@
 use std::fmt::Write;
 
 use super::Format;
-use crate::metrics::reading::Number;
+use crate::reading::Number;
 
 /// Values from here on are written with an exponent, as Triton does; below, integers have all their digits.
 const LARGE_VALUE: f64 = 1e16;
 
-/// The same for the values of the labels `le` and `quantile` in OpenMetrics, whose canonical numbers are those of Go's `%g`.
+/// The same for the values of the labels `le` and `quantile` in OpenMetrics, whose canonical numbers have the form of Go's `%g`.
 const LARGE_CANONICAL: f64 = 1e6;
 
 /// Values below it, except 0, are written with an exponent.
@@ -107,8 +107,6 @@ mod tests {
     /// The examples of OpenMetrics 1.0, "Considerations: Canonical Numbers".
     #[test]
     fn labels_of_openmetrics_are_canonical_numbers() {
-        let both =
-            |value: f64| [Format::Text, Format::OpenMetrics].map(|of| written(|text| push_label(text, value, of)));
         for (value, text, canonical) in [
             (0.0, "0", "0.0"),
             (0.001, "0.001", "0.001"),
@@ -124,7 +122,10 @@ mod tests {
             (1e10, "10000000000", "1e+10"),
             (f64::INFINITY, "+Inf", "+Inf"),
         ] {
-            assert_eq!(both(value), [text, canonical]);
+            assert_eq!(
+                [Format::Text, Format::OpenMetrics].map(|of| written(|text| push_label(text, value, of))),
+                [text, canonical]
+            );
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Prometheus' protobuf format, the only one with native histograms. The messages are those of prometheus-client, which
+//! Prometheus' protobuf format, the only one with native histograms. The messages come from prometheus-client, which
 //! compiles Prometheus' `metrics.proto`. Its encoder is not used, because it appends `_total` to every counter and has
 //! neither summaries nor exemplars with native histograms.
 //!
-//! Names, labels and values are those of the text format. A requested name selects the whole family.
+//! Names, labels and values are as in the text format. A requested name selects the whole family.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model as p
 use prost::Message;
 
 use super::{Labels, Names};
-use crate::metrics::cache::Cache;
-use crate::metrics::catalog::{Kind, MetricSpec};
-use crate::metrics::reading::{Details, Exemplar, Histogram, Native, Reading, Summary};
-use crate::metrics::readings::Readings;
+use crate::cache::Cache;
+use crate::catalog::{Kind, MetricSpec};
+use crate::reading::{Details, Exemplar, Histogram, Native, Reading, Summary};
+use crate::readings::Readings;
 
 /// The longest run of empty buckets that is written as counts. A new span needs more bytes.
 const MAX_EMPTY: i32 = 2;
@@ -50,8 +50,11 @@ fn kind(kind: Kind) -> proto::MetricType {
 }
 
 fn metric(spec: &MetricSpec, labels: &[(&str, &str)], reading: &Reading) -> proto::Metric {
-    let pair = |(name, value): (&str, &str)| proto::LabelPair { name: name.to_owned(), value: value.to_owned() };
-    let label = Labels::new(spec, labels).0.into_iter().map(pair).collect();
+    let label = Labels::new(spec, labels)
+        .0
+        .into_iter()
+        .map(|(name, value)| proto::LabelPair { name: name.to_owned(), value: value.to_owned() })
+        .collect();
     let mut metric = proto::Metric { label, ..Default::default() };
     match reading {
         Reading::Number(number) if spec.kind == Kind::Counter => {
@@ -65,33 +68,36 @@ fn metric(spec: &MetricSpec, labels: &[(&str, &str)], reading: &Reading) -> prot
 }
 
 fn summary(summary: &Summary) -> proto::Summary {
-    let quantile = |&(quantile, value): &(f64, f64)| proto::Quantile { quantile, value };
     proto::Summary {
         sample_count: summary.count,
         sample_sum: summary.sum,
-        quantile: summary.quantiles.iter().map(quantile).collect(),
+        quantile: summary.quantiles.iter().map(|&(quantile, value)| proto::Quantile { quantile, value }).collect(),
         ..Default::default()
     }
 }
 
 /// Prometheus refuses native buckets whose counts do not add up to the histogram's count, and requests are recorded
-/// meanwhile; so the count is that of the native buckets, and no classic bucket exceeds it.
+/// meanwhile; so the count is the sum of the native buckets, and no classic bucket exceeds it.
 fn histogram(histogram: &Histogram) -> proto::Histogram {
     let count = histogram.native.as_ref().map_or_else(|| histogram.count(), Native::count);
     let mut cumulative = 0;
-    let bucket = |(at, (upper_bound, own)): (usize, &(f64, u64))| {
-        cumulative += own;
-        proto::Bucket {
-            cumulative_count: if upper_bound.is_infinite() { count } else { count.min(cumulative) },
-            upper_bound: *upper_bound,
-            exemplar: histogram.exemplars.get(&at).map(exemplar),
-            ..Default::default()
-        }
-    };
     let mut message = proto::Histogram {
         sample_count: count,
         sample_sum: histogram.sum,
-        bucket: histogram.buckets.iter().enumerate().map(bucket).collect(),
+        bucket: histogram
+            .buckets
+            .iter()
+            .enumerate()
+            .map(|(at, (upper_bound, own))| {
+                cumulative += own;
+                proto::Bucket {
+                    cumulative_count: if upper_bound.is_infinite() { count } else { count.min(cumulative) },
+                    upper_bound: *upper_bound,
+                    exemplar: histogram.exemplars.get(&at).map(exemplar),
+                    ..Default::default()
+                }
+            })
+            .collect(),
         ..Default::default()
     };
     if let Some(native) = &histogram.native {
@@ -107,8 +113,10 @@ fn histogram(histogram: &Histogram) -> proto::Histogram {
 
 /// Converts buckets to runs of consecutive buckets, and the difference of each count to the one before it.
 fn spans(buckets: &[(i32, u64)]) -> (Vec<proto::BucketSpan>, Vec<i64>) {
-    let (mut spans, mut deltas): (Vec<proto::BucketSpan>, Vec<i64>) = (Vec::new(), Vec::new());
-    let (mut next, mut before) = (0, 0);
+    let mut spans: Vec<proto::BucketSpan> = Vec::new();
+    let mut deltas: Vec<i64> = Vec::new();
+    let mut next = 0;
+    let mut before = 0;
     for &(index, count) in buckets {
         let count = i64::try_from(count).unwrap_or(i64::MAX);
         let empty = index - next;
@@ -140,12 +148,13 @@ fn exemplar(exemplar: &Exemplar) -> proto::Exemplar {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use pharos_base::id::{ModelVersion, TraceId};
+    use pharos_base::timeline::{ComputeStamps, Instant, Timeline};
+
     use super::*;
-    use crate::id::{ModelVersion, TraceId};
-    use crate::metrics::cache::Settings;
-    use crate::metrics::catalog::Catalog;
-    use crate::metrics::record;
-    use crate::timeline::{ComputeStamps, Instant, Timeline};
+    use crate::cache::Settings;
+    use crate::catalog::Catalog;
+    use crate::record;
 
     const YAML: &str = "
 ts_metrics:
@@ -170,7 +179,8 @@ model_metrics:
 
     fn decoded(cache: &Arc<Cache>, names: &Names) -> Vec<proto::MetricFamily> {
         let bytes = encode(cache, names);
-        let (mut rest, mut families) = (&bytes[..], Vec::new());
+        let mut rest = &bytes[..];
+        let mut families = Vec::new();
         while !rest.is_empty() {
             families.push(proto::MetricFamily::decode_length_delimited(&mut rest).unwrap());
         }
@@ -183,7 +193,9 @@ model_metrics:
 
     /// Reverses `spans`.
     fn buckets(spans: &[proto::BucketSpan], deltas: &[i64]) -> Vec<(i32, u64)> {
-        let (mut index, mut count, mut deltas) = (0, 0, deltas.iter());
+        let mut index = 0;
+        let mut count = 0;
+        let mut deltas = deltas.iter();
         let mut found = Vec::new();
         for span in spans {
             index += span.offset;
@@ -287,15 +299,18 @@ model_metrics:
     /// While a request is recorded, one kind of bucket may count it before the other does.
     #[test]
     fn counts_that_differ_are_made_consistent() {
-        let native =
-            |count| Native { schema: 0, zero_threshold: 1.0, zero_count: count, positive: vec![], negative: vec![] };
-        let of = |count| Histogram {
-            buckets: vec![(1.0, 3), (f64::INFINITY, 0)],
-            native: Some(native(count)),
-            ..Histogram::default()
-        };
         for (count, expected) in [(2, [2, 2]), (3, [3, 3]), (4, [3, 4])] {
-            let message = histogram(&of(count));
+            let message = histogram(&Histogram {
+                buckets: vec![(1.0, 3), (f64::INFINITY, 0)],
+                native: Some(Native {
+                    schema: 0,
+                    zero_threshold: 1.0,
+                    zero_count: count,
+                    positive: vec![],
+                    negative: vec![],
+                }),
+                ..Histogram::default()
+            });
             assert_eq!(message.sample_count, count);
             assert_eq!(message.bucket.iter().map(|bucket| bucket.cumulative_count).collect::<Vec<_>>(), expected);
         }

@@ -6,9 +6,9 @@ use std::fmt::Write;
 
 use super::numbers::{push_number, push_value};
 use super::{Format, Labels, View, escape_help, numbers};
-use crate::metrics::catalog::Kind;
-use crate::metrics::reading::{Exemplar, Histogram, Reading, Summary};
-use crate::metrics::readings::Named;
+use crate::catalog::Kind;
+use crate::reading::{Exemplar, Histogram, Reading, Summary};
+use crate::readings::Named;
 
 impl View {
     /// Returns whether this module writes a family, instead of prometheus-client.
@@ -18,8 +18,10 @@ impl View {
 
     /// Writes a family if it has series.
     pub(super) fn write_by_hand(&self, text: &mut String, named: &Named) {
-        let (before, spec) = (text.len(), named.spec());
-        let (name, kind) = (&spec.name, spec.kind.as_str());
+        let before = text.len();
+        let spec = named.spec();
+        let name = &spec.name;
+        let kind = spec.kind.as_str();
         let help = escape_help(&spec.help, self.format);
         // Writing into a String cannot fail.
         let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");

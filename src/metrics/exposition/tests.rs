@@ -1,13 +1,14 @@
 //! Golden texts of scrapes.
 
+use pharos_base::error::Reason;
+use pharos_base::id::ModelVersion;
+use pharos_base::timeline::{ComputeStamps, Instant, Timeline};
+
 use super::*;
-use crate::error::Reason;
-use crate::id::ModelVersion;
-use crate::metrics::cache::Settings;
-use crate::metrics::catalog::Catalog;
-use crate::metrics::labels::{InstanceState, Outcome, Protocol, Route};
-use crate::metrics::record;
-use crate::timeline::{ComputeStamps, Instant, Timeline};
+use crate::cache::Settings;
+use crate::catalog::Catalog;
+use crate::labels::{InstanceState, Outcome, Protocol, Route};
+use crate::record;
 
 fn timeline() -> Timeline {
     Timeline {
@@ -57,7 +58,7 @@ fn recorded_with(settings: Settings) -> Arc<Cache> {
 
 /// Compares with a file in `testdata`. The environment variable UPDATE_GOLDEN rewrites the file instead.
 fn golden(name: &str, text: &str) {
-    let path = format!("{}/src/metrics/testdata/{name}", env!("CARGO_MANIFEST_DIR"));
+    let path = format!("{}/testdata/{name}", env!("CARGO_MANIFEST_DIR"));
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
         std::fs::write(&path, text).unwrap();
     }
@@ -78,7 +79,7 @@ fn openmetrics_of_one_model() {
 fn statistics_of_one_model() {
     let cache = recorded();
     let series = cache.model(&ModelVersion::new("simple", 1)).unwrap();
-    let json = serde_json::to_string(&crate::metrics::statistics::of(&series)).unwrap();
+    let json = serde_json::to_string(&crate::statistics::of(&series)).unwrap();
     golden("one_model.json", &(json + "\n"));
 }
 
@@ -180,7 +181,8 @@ model_metrics:
     cache.counter("waited_total", &["b"]).unwrap().add_or_update(0.0125).unwrap();
     cache.summary("time", &[]).unwrap().add_or_update(0.5).unwrap();
     let plain = render(&cache, Format::Text);
-    let (old, labels) = ("nv_inference_queue_duration_histogram_us", "{model=\"m\",version=\"1\"");
+    let old = "nv_inference_queue_duration_histogram_us";
+    let labels = "{model=\"m\",version=\"1\"";
     for line in [
         format!("pharos_queue_duration_seconds_bucket{labels},le=\"5e-05\"}} 0"),
         format!("pharos_queue_duration_seconds_bucket{labels},le=\"0.00051\"}} 1"),
@@ -273,7 +275,7 @@ ts_metrics:
         assert!(plain.lines().any(|other| other == line), "{line} is missing in\n{plain}");
     }
     let trace =
-        crate::id::TraceId::from_traceparent("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01").unwrap();
+        pharos_base::id::TraceId::from_traceparent("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01").unwrap();
     record::inference_traced(&series, &timeline(), trace, 1_500);
     let open = render(&cache, Format::OpenMetrics);
     let exemplar = "pharos_queue_duration_seconds_bucket{model=\"m\",version=\"1\",le=\"0.0002005\"} 1 # \
@@ -333,8 +335,9 @@ fn cost_of_a_scrape_of_200_models() {
         let series = cache.model_loaded(&ModelVersion::new(format!("model_{at}"), 1), &[]);
         record::inference_done(&series, &timeline(), 4);
     }
+    let rounds = 20;
     #[allow(clippy::disallowed_methods)]
-    let (rounds, start) = (20, std::time::Instant::now());
+    let start = std::time::Instant::now();
     let mut bytes = 0;
     for _ in 0..rounds {
         bytes = render(&cache, Format::Text).len();
@@ -347,9 +350,11 @@ fn cost_of_a_scrape_of_200_models() {
 
 #[test]
 fn idle_series_can_be_left_out() {
-    let (all, events) = (recorded(), recorded_with(Settings { omit_idle: true, ..Settings::new("host-1") }));
+    let all = recorded();
+    let events = recorded_with(Settings { omit_idle: true, ..Settings::new("host-1") });
     for format in [Format::Text, Format::OpenMetrics] {
-        let (full, short) = (render(&all, format), render(&events, format));
+        let full = render(&all, format);
+        let short = render(&events, format);
         let counters: Vec<&str> = full
             .lines()
             .filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter").or(line.strip_suffix(" unknown")))

@@ -2,17 +2,18 @@
 
 use std::sync::atomic::AtomicUsize;
 
+use pharos_base::error::Reason;
+use pharos_base::id::ModelVersion;
+use pharos_base::timeline::{Instant, Timeline};
+
 use super::*;
-use crate::error::Reason;
-use crate::id::ModelVersion;
-use crate::metrics::cache::{Cache, Settings};
-use crate::metrics::catalog::Catalog;
-use crate::metrics::counter_lines::Counters;
-use crate::metrics::labels::{Outcome, Protocol, Route};
-use crate::metrics::record;
-use crate::metrics::series::ModelSeries;
-use crate::metrics::tslog::{Layout, Stamp};
-use crate::timeline::{Instant, Timeline};
+use crate::cache::{Cache, Settings};
+use crate::catalog::Catalog;
+use crate::counter_lines::Counters;
+use crate::labels::{Outcome, Protocol, Route};
+use crate::record;
+use crate::series::ModelSeries;
+use crate::tslog::{Layout, Stamp};
 
 const CUSTOM: &str = "mode: both
 model_metrics:
@@ -33,17 +34,18 @@ fn cache(text: &str) -> (Cache, Arc<AtomicUsize>) {
     (cache, woken)
 }
 
-/// Visits as the writer. Returns the lines without their times, including those of held increments.
+/// Visits as the writer. Returns the lines without their times, including the lines of held increments.
 fn visit(cache: &Cache, room: usize) -> Vec<String> {
     visit_keeping(cache, room, 0)
 }
 
 fn visit_keeping(cache: &Cache, room: usize, kept: usize) -> Vec<String> {
     let journal = cache.journal();
-    let (mut batch, mut out) = (Batch::default(), Vec::new());
+    let mut batch = Batch::default();
+    let mut out = Vec::new();
     let line = |text: &Text, value: f64, ids: &str| {
         let mut line = String::new();
-        text.write(&mut line, Layout::File, &Stamp::new(0, 0), (value, ids));
+        text.write(&mut line, Layout::File, &Stamp::new(0, 0), value, ids);
         line.replace("1970-01-01T00:00:00,000 - ", "").replace(",timestamp:0\n", "")
     };
     journal.take(&mut batch, room, kept);
@@ -74,7 +76,8 @@ fn samples_come_out_unchanged() {
 #[test]
 fn beyond_the_limit_counters_are_summed_and_others_skipped() {
     let (cache, _) = cache(CUSTOM);
-    let (orders, level) = (cache.counter("Orders", &["x"]).unwrap(), cache.gauge("Level", &[]).unwrap());
+    let orders = cache.counter("Orders", &["x"]).unwrap();
+    let level = cache.gauge("Level", &[]).unwrap();
     visit(&cache, 2);
     for value in 1..=5 {
         orders.add_or_update(f64::from(value)).unwrap();
@@ -123,7 +126,8 @@ fn sums_are_exact_under_contention() {
 #[test]
 fn the_writer_is_woken_once_and_only_when_it_rests() {
     let (cache, woken) = cache(CUSTOM);
-    let (journal, level) = (cache.journal(), cache.gauge("Level", &[]).unwrap());
+    let journal = cache.journal();
+    let level = cache.gauge("Level", &[]).unwrap();
     let wakings = || woken.swap(0, Ordering::Relaxed);
     wakings();
     level.add_or_update(1.0).unwrap();
@@ -150,7 +154,7 @@ fn grown_singly(counters: &mut Counters, cache: &Cache, singles: u64) -> Vec<Str
     let mut lines = Vec::new();
     counters.collect(cache, singles, |text, value| {
         let mut line = String::new();
-        text.write(&mut line, Layout::File, &Stamp::new(0, 0), (value, ""));
+        text.write(&mut line, Layout::File, &Stamp::new(0, 0), value, "");
         let body = line.split(" - ").nth(1).unwrap();
         lines.push(body.split("|#hostname").next().unwrap().to_owned());
         true
@@ -168,16 +172,16 @@ fn timeline(queue_ns: u64) -> Timeline {
 
 #[test]
 fn counters_are_logged_by_their_growth() {
-    let (cache, _) = cache(crate::metrics::catalog::SHIPPED);
+    let (cache, _) = cache(crate::catalog::SHIPPED);
     let mut counters = Counters::new();
     let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     assert!(grown(&mut counters, &cache).is_empty());
     record::inference_requested(&model);
     record::inference_requested(&model);
     record::inference_done(&model, &timeline(132_249), 1);
-    let answered =
-        |code| record::request_answered(&cache, Protocol::Http, Route::Infer, Outcome { code, reason: None });
-    [200, 200, 404, 302, 503].into_iter().for_each(answered);
+    [200, 200, 404, 302, 503].into_iter().for_each(|code| {
+        record::request_answered(&cache, Protocol::Http, Route::Infer, Outcome { code, reason: None })
+    });
     record::request_answered(&cache, Protocol::Grpc, Route::Infer, Outcome { code: 0, reason: Some(Reason::Internal) });
     let of_model = "|#model_name:m,model_version:1";
     let expected = [
@@ -197,9 +201,7 @@ fn counters_are_logged_by_their_growth() {
     assert_eq!(grown(&mut counters, &cache), [line("2.0")]);
 
     // One line for each request where there is room; growth that cannot be written is again written at the next visit.
-    let answered =
-        || record::request_answered(&cache, Protocol::Http, Route::Infer, Outcome { code: 200, reason: None });
-    answered();
+    record::request_answered(&cache, Protocol::Http, Route::Infer, Outcome { code: 200, reason: None });
     for requests in [2, 1, 4] {
         (0..requests).for_each(|_| record::inference_requested(&model));
         let ones = ["Requests2XX.Count:1.0|#Level:Host".to_owned(), line("1.0"), line("1.0")];
@@ -224,7 +226,7 @@ fn batch(model: &ModelSeries, queue_ns: &[u64]) {
 
 #[test]
 fn latencies_are_logged_for_each_request_while_there_is_room() {
-    let (cache, _) = cache(crate::metrics::catalog::SHIPPED);
+    let (cache, _) = cache(crate::catalog::SHIPPED);
     let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     visit(&cache, 100);
     let line = |name: &str, value: &str| {
@@ -252,19 +254,21 @@ fn latencies_are_logged_for_each_request_while_there_is_room() {
 
 #[test]
 fn sums_of_latencies_are_exact_under_contention() {
-    let (cache, _) = cache(crate::metrics::catalog::SHIPPED);
+    let (cache, _) = cache(crate::catalog::SHIPPED);
     let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     let running = AtomicUsize::new(4);
     let mut logged = [0; 2];
     std::thread::scope(|scope| {
         for thread in 0..4 {
-            let (model, running) = (&model, &running);
+            let model = &model;
+            let running = &running;
             scope.spawn(move || {
                 (0..5_000).for_each(|at| batch(model, &[at * 7 + thread, 1_000_000_007 + at]));
                 running.fetch_sub(1, Ordering::Release);
             });
         }
-        let (mut taken, mut last) = (Batch::default(), false);
+        let mut taken = Batch::default();
+        let mut last = false;
         while !last {
             last = running.load(Ordering::Acquire) == 0;
             cache.journal().take(&mut taken, 100, 50);
@@ -287,7 +291,7 @@ fn sums_of_latencies_are_exact_under_contention() {
 
 #[test]
 fn an_unloaded_model_is_logged_to_its_end() {
-    let (cache, _) = cache(crate::metrics::catalog::SHIPPED);
+    let (cache, _) = cache(crate::catalog::SHIPPED);
     let mut counters = Counters::new();
     grown(&mut counters, &cache);
     // Loaded and unloaded between two visits; one of its requests ends even later.
@@ -328,7 +332,7 @@ fn a_counter_added_to_the_logs_is_logged_from_then_on() {
 
 #[test]
 fn batches_set_the_gauges_of_the_host() {
-    let (cache, _) = cache(crate::metrics::catalog::SHIPPED);
+    let (cache, _) = cache(crate::catalog::SHIPPED);
     let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     visit(&cache, 10);
     record::batch_times(&model, [timeline(2_999_999), timeline(0)].iter(), 1_234_567);

@@ -1,18 +1,18 @@
 //! Messages of limited size: gRPC servers accept up to 4 MiB.
 
 use bytes::Bytes;
+use pharos_base::otlp::proto::collector::metrics::v1::ExportMetricsServiceRequest;
+use pharos_base::otlp::proto::common::v1::InstrumentationScope;
+use pharos_base::otlp::proto::metrics::v1::metric::Data;
+use pharos_base::otlp::proto::metrics::v1::{
+    AggregationTemporality, ExponentialHistogram, Gauge, Histogram, Metric, ResourceMetrics, ScopeMetrics, Sum, Summary,
+};
+use pharos_base::otlp::proto::resource::v1::Resource;
 use prost::Message;
 
 use super::points::Point;
 use super::state::State;
-use crate::metrics::catalog::MetricSpec;
-use crate::otlp::proto::collector::metrics::v1::ExportMetricsServiceRequest;
-use crate::otlp::proto::common::v1::InstrumentationScope;
-use crate::otlp::proto::metrics::v1::metric::Data;
-use crate::otlp::proto::metrics::v1::{
-    AggregationTemporality, ExponentialHistogram, Gauge, Histogram, Metric, ResourceMetrics, ScopeMetrics, Sum, Summary,
-};
-use crate::otlp::proto::resource::v1::Resource;
+use crate::catalog::MetricSpec;
 
 /// The size in bytes above which a message is finished.
 const MESSAGE_BYTES: usize = 1 << 20;
@@ -47,8 +47,7 @@ pub(super) struct Messages {
 
 impl Messages {
     pub(super) fn new(resource: Resource, now_ns: u64) -> Self {
-        let (metrics, states, finished) = (Vec::new(), Vec::new(), Vec::new());
-        Self { resource, now_ns, metrics, size: 0, points: 0, states, finished }
+        Self { resource, now_ns, metrics: Vec::new(), size: 0, points: 0, states: Vec::new(), finished: Vec::new() }
     }
 
     /// Returns the time of all data points.
@@ -57,13 +56,13 @@ impl Messages {
     }
 
     /// Adds a point of a metric, whose values are deltas or cumulative. All points of a metric are added in succession.
-    pub(super) fn add(&mut self, (spec, delta): (&MetricSpec, bool), point: Point) {
+    pub(super) fn add(&mut self, spec: &MetricSpec, delta: bool, point: Point) {
         let size = point.size() + FRAMING;
         if self.size + size > MESSAGE_BYTES {
             self.flush();
         }
         if self.metrics.last().is_none_or(|metric| metric.name != spec.name || !holds(metric, &point)) {
-            let metric = metric((spec, delta), &point);
+            let metric = metric(spec, delta, &point);
             self.size += metric.encoded_len() + FRAMING;
             self.metrics.push(metric);
         }
@@ -102,7 +101,8 @@ impl Messages {
         let resource = Some(self.resource.clone());
         let resource_metrics = vec![ResourceMetrics { resource, scope_metrics, ..ResourceMetrics::default() }];
         let message = ExportMetricsServiceRequest { resource_metrics }.encode_to_vec().into();
-        let (points, states) = (std::mem::take(&mut self.points), std::mem::take(&mut self.states));
+        let points = std::mem::take(&mut self.points);
+        let states = std::mem::take(&mut self.states);
         self.finished.push(Export { message, points, now_ns: self.now_ns, states });
         self.size = 0;
     }
@@ -115,7 +115,7 @@ fn holds(metric: &Metric, point: &Point) -> bool {
 }
 
 /// Creates a metric without data points, for points like this one.
-fn metric((spec, delta): (&MetricSpec, bool), point: &Point) -> Metric {
+fn metric(spec: &MetricSpec, delta: bool, point: &Point) -> Metric {
     let temporality = if delta { AggregationTemporality::Delta } else { AggregationTemporality::Cumulative };
     let aggregation_temporality = temporality.into();
     let data = match point {

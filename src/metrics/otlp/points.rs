@@ -1,17 +1,17 @@
 //! The data points of OTLP.
 
-use prost::Message;
-
-use crate::metrics::catalog::{Kind, MetricSpec, NativeSpec};
-use crate::metrics::reading::{self, Number, Reading};
-use crate::otlp::proto::common::v1::KeyValue;
-use crate::otlp::proto::metrics::v1::exponential_histogram_data_point::Buckets;
-use crate::otlp::proto::metrics::v1::summary_data_point::ValueAtQuantile;
-use crate::otlp::proto::metrics::v1::{
+use pharos_base::otlp::proto::common::v1::KeyValue;
+use pharos_base::otlp::proto::metrics::v1::exponential_histogram_data_point::Buckets;
+use pharos_base::otlp::proto::metrics::v1::summary_data_point::ValueAtQuantile;
+use pharos_base::otlp::proto::metrics::v1::{
     Exemplar, ExponentialHistogramDataPoint, HistogramDataPoint, NumberDataPoint, SummaryDataPoint, exemplar,
     number_data_point,
 };
-use crate::otlp::text;
+use pharos_base::otlp::text;
+use prost::Message;
+
+use crate::catalog::{Kind, MetricSpec, NativeSpec};
+use crate::reading::{self, Number, Reading};
 
 /// The lowest scale of OpenTelemetry: a bucket spans 1024 powers of two.
 const LOWEST_SCALE: i32 = -10;
@@ -112,7 +112,7 @@ fn sum(value: &reading::Histogram, count: u64) -> Option<f64> {
     }
 }
 
-/// Creates a point with native buckets. The bucket `index` of OTLP begins where that of Prometheus with this index ends.
+/// Creates a point with native buckets. The bucket `index` of OTLP begins where Prometheus' bucket with this index ends.
 fn exponential(
     attributes: Vec<KeyValue>,
     value: &reading::Histogram,

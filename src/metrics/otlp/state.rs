@@ -1,8 +1,8 @@
 //! The state of a series that only grows, and its growth between two exports.
 
 use super::points::Span;
-use crate::metrics::catalog::Kind;
-use crate::metrics::reading::{Exemplar, Histogram, Native, Number, Reading};
+use crate::catalog::Kind;
+use crate::reading::{Exemplar, Histogram, Native, Number, Reading};
 
 /// The state of a series at one export.
 #[derive(Debug)]

@@ -1,18 +1,20 @@
 //! Decodes exports and compares them with the store: types, deltas, restarts, sizes.
 
+use pharos_base::id::{ModelVersion, TraceId};
+use pharos_base::otlp::proto::collector::metrics::v1::ExportMetricsServiceRequest;
+use pharos_base::otlp::proto::common::v1::{KeyValue, any_value};
+use pharos_base::otlp::proto::metrics::v1::metric::Data;
+use pharos_base::otlp::proto::metrics::v1::number_data_point::Value;
+use pharos_base::otlp::proto::metrics::v1::{
+    ExponentialHistogramDataPoint, HistogramDataPoint, Metric, NumberDataPoint,
+};
+use pharos_base::timeline::{ComputeStamps, Instant, Timeline};
 use prost::Message;
 
 use super::*;
-use crate::id::{ModelVersion, TraceId};
-use crate::metrics::cache::Settings;
-use crate::metrics::catalog::{Catalog, Overrides, Setting};
-use crate::metrics::record;
-use crate::otlp::proto::collector::metrics::v1::ExportMetricsServiceRequest;
-use crate::otlp::proto::common::v1::{KeyValue, any_value};
-use crate::otlp::proto::metrics::v1::metric::Data;
-use crate::otlp::proto::metrics::v1::number_data_point::Value;
-use crate::otlp::proto::metrics::v1::{ExponentialHistogramDataPoint, HistogramDataPoint, Metric, NumberDataPoint};
-use crate::timeline::{ComputeStamps, Instant, Timeline};
+use crate::cache::Settings;
+use crate::catalog::{Catalog, Overrides, Setting};
+use crate::record;
 
 const TIMELINE: Timeline = Timeline {
     received: Instant(0),
@@ -166,7 +168,7 @@ fn every_family_of_a_scrape_is_exported_once() {
     assert_eq!(found, expected);
 }
 
-/// Other names (`also_as`) are for scrapes. The unit is that of the values.
+/// Other names (`also_as`) are for scrapes. The unit belongs to the values.
 #[test]
 fn a_metric_has_its_own_name_and_unit_only() {
     let yaml = format!(
@@ -186,8 +188,12 @@ fn a_metric_has_its_own_name_and_unit_only() {
 fn deltas_add_up_to_the_cumulative_values() {
     let cache = shipped();
     let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
-    let (mut deltas, mut cumulative) = (encoder(Temporality::Delta), encoder(Temporality::Cumulative));
-    let (mut requests, mut latency, mut observed, mut sum) = (0, 0.0, Vec::new(), 0.0);
+    let mut deltas = encoder(Temporality::Delta);
+    let mut cumulative = encoder(Temporality::Cumulative);
+    let mut requests = 0;
+    let mut latency = 0.0;
+    let mut observed = Vec::new();
+    let mut sum = 0.0;
     let mut start = START;
     for round in 1..=4u64 {
         for _ in 0..round {
@@ -195,7 +201,8 @@ fn deltas_add_up_to_the_cumulative_values() {
         }
         let exports = deltas.encode(&cache, at(round));
         let metrics = decoded(&exports);
-        let (point, times) = (histogram(&metrics, HISTOGRAM), number(&metrics, LATENCY));
+        let point = histogram(&metrics, HISTOGRAM);
+        let times = number(&metrics, LATENCY);
         assert_eq!((point.start_time_unix_nano, point.time_unix_nano), (start, at(round)));
         // The third export fails, so the fourth contains its values.
         if round != 3 {
@@ -229,7 +236,7 @@ fn only_histograms_are_deltas_with_low_memory() {
         let exports = encoder.encode(&cache, at(round));
         assert_eq!(count(&exports, SUCCESS), (0, i64::try_from(round).unwrap()));
         let metrics = decoded(&exports);
-        let delta = i32::from(crate::otlp::proto::metrics::v1::AggregationTemporality::Delta);
+        let delta = i32::from(pharos_base::otlp::proto::metrics::v1::AggregationTemporality::Delta);
         let Some(Data::Histogram(kind)) = &metrics[HISTOGRAM].data else { panic!("not a histogram") };
         assert_eq!((kind.aggregation_temporality, histogram(&metrics, HISTOGRAM).count), (delta, 1));
         exports.into_iter().for_each(|export| encoder.accepted(export));
@@ -364,8 +371,10 @@ fn buckets_without_gaps_are_as_few_as_configured() {
 fn exponential_deltas_add_up_at_falling_scales() {
     let cache = values("{schema: 8, max_buckets: 30}");
     let form = |temporality| encoder_of(temporality, Aggregation::Exponential);
-    let (mut deltas, mut cumulative) = (form(Temporality::Delta), form(Temporality::Cumulative));
-    let (mut sums, mut scales): (HashMap<i64, u64>, Vec<i32>) = (HashMap::new(), Vec::new());
+    let mut deltas = form(Temporality::Delta);
+    let mut cumulative = form(Temporality::Cumulative);
+    let mut sums: HashMap<i64, u64> = HashMap::new();
+    let mut scales: Vec<i32> = Vec::new();
     for round in 1..=8 {
         observe(&cache, (0..10).map(|step| f64::from(step * 7 + 1) * f64::from(round).exp2()));
         let exports = deltas.encode(&cache, at(round as u64));

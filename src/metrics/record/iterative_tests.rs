@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
+use pharos_base::id::ModelVersion;
+use pharos_base::timeline::Instant;
+
 use super::tests::{TIMELINE, metric};
 use super::*;
-use crate::id::ModelVersion;
-use crate::metrics::cache::Settings;
-use crate::metrics::catalog::{Catalog, Overrides, Setting};
-use crate::timeline::Instant;
+use crate::cache::Settings;
+use crate::catalog::{Catalog, Overrides, Setting};
 
 /// A request of an iterative sequence with three executions: the distributions have what the counters have.
 #[test]
 fn distributions_contain_each_execution_of_a_request() {
-    let settings = vec![Setting::SummaryLatencies(true)];
-    let summaries = Overrides { settings, mode: None }.apply(Catalog::shipped());
+    let summaries = Overrides { settings: vec![Setting::SummaryLatencies(true)], mode: None }.apply(Catalog::shipped());
     let cache = Arc::new(Cache::new(summaries, Settings::new("h")));
     let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     let unfinished = Timeline { request_end: Instant(0), ..TIMELINE };

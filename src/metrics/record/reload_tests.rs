@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
+use pharos_base::id::ModelVersion;
+use pharos_base::timeline::Instant;
+
 use super::*;
-use crate::id::ModelVersion;
-use crate::metrics::cache::Settings;
-use crate::metrics::catalog::{Catalog, Overrides, SHIPPED, Setting};
-use crate::metrics::counter_lines::Counters;
-use crate::metrics::exposition::{Format, render};
-use crate::metrics::statistics;
-use crate::timeline::Instant;
+use crate::cache::Settings;
+use crate::catalog::{Catalog, Overrides, SHIPPED, Setting};
+use crate::counter_lines::Counters;
+use crate::exposition::{Format, render};
+use crate::statistics;
 
 /// Stages of 100 to 1,000 µs.
 const TIMELINE: Timeline = Timeline {
@@ -53,7 +54,7 @@ fn events(cache: &Cache, series: &ModelSeries) {
     cache_hit(series, &TIMELINE, 30_000);
     cache_miss(series, MissTimes { lookup_ns: 30_000, insertion_ns: 10_000 });
     inference_traced(series, &TIMELINE, TraceId::new(7).unwrap(), 1);
-    response_done(series, 0, ResponseKind::Success, (5, 6));
+    response_done(series, 0, ResponseKind::Success, 5, 6);
     first_response(series, 7_000_000);
     batch_sent(series, SendReason::ALL[0]);
     batch_times(series, [TIMELINE].iter(), 40_000);
@@ -94,7 +95,8 @@ fn a_replaced_load_counts_in_the_series_that_are_shown() {
             latest = Some(load(&cache));
         }
         events(&cache, &first);
-        let ((text, statistics), (expected_text, expected_statistics)) = (shown(&cache), shown(&expected));
+        let (text, statistics) = shown(&cache);
+        let (expected_text, expected_statistics) = shown(&expected);
         assert_eq!(text, expected_text, "{reloads} reloads");
         assert_eq!(statistics, expected_statistics, "{reloads} reloads");
         drop((first, latest));
@@ -159,8 +161,8 @@ fn levels_stay_with_their_load() {
     instance_state(&first, None, Some(InstanceState::Ready));
     let second = load(&cache);
     instance_state(&second, None, Some(InstanceState::Ready));
-    memory_usage(&second, (5, 0), Vec::new());
-    memory_usage(&first, (9, 0), Vec::new());
+    memory_usage(&second, 5, 0, Vec::new());
+    memory_usage(&first, 9, 0, Vec::new());
     assert_eq!(second.waiting(), 1);
     request_pending(&first, -1);
     assert_eq!((second.waiting(), second.cells.memory.get()), (0, 5));
@@ -174,7 +176,8 @@ fn levels_stay_with_their_load() {
 #[test]
 fn a_load_that_is_shown_again_counts_itself() {
     let cache = cache();
-    let (first, second) = (load(&cache), load(&cache));
+    let first = load(&cache);
+    let second = load(&cache);
     cache.show_model(&first);
     cache.show_model(&first);
     inference_done(&first, &TIMELINE, 1);

@@ -4,20 +4,20 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use pharos_base::id::{ModelVersion, TenantId};
+use pharos_base::otlp::proto::collector::metrics::v1::ExportMetricsServiceRequest;
+use pharos_base::otlp::proto::metrics::v1::metric::Data;
+use pharos_base::otlp::proto::metrics::v1::number_data_point::Value;
 use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model as proto;
 
 use super::tests::TIMELINE;
 use super::*;
-use crate::id::{ModelVersion, TenantId};
-use crate::metrics::cache::Settings;
-use crate::metrics::catalog::{Catalog, Overrides, SHIPPED, Setting};
-use crate::metrics::counter_lines::Counters;
-use crate::metrics::exposition::{Encoding, Format, Names, encode, java_client, render};
-use crate::metrics::otlp::{Aggregation, Encoder, Temporality};
-use crate::metrics::statistics;
-use crate::otlp::proto::collector::metrics::v1::ExportMetricsServiceRequest;
-use crate::otlp::proto::metrics::v1::metric::Data;
-use crate::otlp::proto::metrics::v1::number_data_point::Value;
+use crate::cache::Settings;
+use crate::catalog::{Catalog, Overrides, SHIPPED, Setting};
+use crate::counter_lines::Counters;
+use crate::exposition::{Encoding, Format, Names, encode, java_client, render};
+use crate::otlp::{Aggregation, Encoder, Temporality};
+use crate::statistics;
 
 /// The sums over all series of each metric; of histograms and summaries under `_count` and `_sum`.
 type Sums = BTreeMap<String, f64>;
@@ -246,7 +246,9 @@ fn every_reading_shows_whole_events() {
     let count = |sums: &Sums| sums.get("nv_inference_request_success").copied().unwrap_or_default();
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
-            let (cache, series, ends) = (&cache, &series, &ends);
+            let cache = &cache;
+            let series = &series;
+            let ends = &ends;
             scope.spawn(move || {
                 let tenant = cache.tenant(b"t");
                 let mut random = thread + 1;

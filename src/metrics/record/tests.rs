@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
+use pharos_base::error::InferError;
+use pharos_base::id::ModelVersion;
+use pharos_base::timeline::Instant;
+
 use super::*;
-use crate::error::InferError;
-use crate::id::ModelVersion;
-use crate::metrics::cache::Settings;
-use crate::metrics::catalog::{Catalog, Overrides, Setting};
-use crate::metrics::exposition::{Format, render};
-use crate::metrics::statistics::{self, InferBatchStatistics, ModelStatistics, StatisticDuration};
-use crate::timeline::Instant;
+use crate::cache::Settings;
+use crate::catalog::{Catalog, Overrides, Setting};
+use crate::exposition::{Format, render};
+use crate::statistics::{self, InferBatchStatistics, ModelStatistics, StatisticDuration};
 
 /// Request 2,000 µs, queue 500 µs, compute 10, 1,000 and 20 µs.
 pub(super) const TIMELINE: Timeline = Timeline {
@@ -130,8 +131,7 @@ fn a_cache_miss_adds_its_insertion_to_the_request() {
 
 #[test]
 fn only_a_model_with_the_cache_has_its_families() {
-    let settings = vec![Setting::SummaryLatencies(true)];
-    let summaries = Overrides { settings, mode: None }.apply(Catalog::shipped());
+    let summaries = Overrides { settings: vec![Setting::SummaryLatencies(true)], mode: None }.apply(Catalog::shipped());
     let cache = Arc::new(Cache::new(summaries, Settings::new("h")));
     let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     let families = |text: &str| text.matches("# HELP nv_cache").count();
@@ -163,8 +163,8 @@ fn only_a_model_with_the_cache_has_its_families() {
 fn distributions_of_durations_are_in_seconds() {
     let (cache, series) = loaded();
     ensemble_loaded(&cache, &series, ["a"].into_iter());
-    ensemble_step(&cache, &series, (0, "a"), 50_000);
-    ensemble_step(&cache, &series, (0, "a"), 50_001);
+    ensemble_step(&cache, &series, 0, "a", 50_000);
+    ensemble_step(&cache, &series, 0, "a", 50_001);
     let done = EnsembleDone { batch_size: 1, overhead_ns: 5_000, now_ms: 0 };
     ensemble_done(&cache, &series, &TIMELINE, done);
     let text = render(&cache, Format::Text);
@@ -205,12 +205,15 @@ fn an_execution_counts_its_batch_once() {
         batch_stats: vec![batch(1, 1), batch(4, 1), batch(8, 2)],
         ..ModelStatistics::default()
     };
-    let events = |series: &ModelSeries| {
-        for (size, now_ms) in [(8, 70_000), (4, 90_000), (0, 60_000), (8, 59_999)] {
-            batch_executed(series, size, &TIMELINE.compute, now_ms);
-        }
-    };
-    check(events, &expected, &[("nv_inference_exec_count", 4.0)]);
+    check(
+        |series: &ModelSeries| {
+            for (size, now_ms) in [(8, 70_000), (4, 90_000), (0, 60_000), (8, 59_999)] {
+                batch_executed(series, size, &TIMELINE.compute, now_ms);
+            }
+        },
+        &expected,
+        &[("nv_inference_exec_count", 4.0)],
+    );
 }
 
 #[test]
@@ -247,7 +250,8 @@ fn streams_are_measured_from_response_to_response() {
     assert!(!render(&cache, Format::Text).contains("pharos_stream_"), "the model is not decoupled");
     cache.model_decoupled(&series);
     let started = Instant(7_000_000_000);
-    let (short, long) = (StreamProgress::default(), StreamProgress::default());
+    let short = StreamProgress::default();
+    let long = StreamProgress::default();
     // Bounds are inclusive: 1 ms is in the first bucket, 1 ns more in the second.
     for at_ns in [1_000_000, 2_000_000, 3_000_001, 1_503_000_001] {
         stream_response(&series, &long, (started, Instant(started.0 + at_ns)), 24);
@@ -261,8 +265,14 @@ fn streams_are_measured_from_response_to_response() {
     let sample = |name: &str, le: Option<f64>| {
         let start = if le.is_some() { format!("{name}_bucket{{") } else { format!("{name}{{") };
         let bound = |line: &str| line.split("le=\"").nth(1)?.split('"').next()?.parse::<f64>().ok();
-        let found = |line: &&str| line.starts_with(&start) && bound(line) == le;
-        text.lines().find(found).unwrap().rsplit(' ').next().unwrap().parse::<f64>().unwrap()
+        text.lines()
+            .find(|line| line.starts_with(&start) && bound(line) == le)
+            .unwrap()
+            .rsplit(' ')
+            .next()
+            .unwrap()
+            .parse::<f64>()
+            .unwrap()
     };
     for (name, le, expected) in [
         ("pharos_stream_first_response_seconds", Some(0.001), 1.0),
@@ -288,12 +298,15 @@ fn streams_are_measured_from_response_to_response() {
 #[test]
 fn pending_and_requested_are_counted_separately() {
     let none = ModelStatistics::default();
-    let pending = |series: &ModelSeries| {
-        request_pending(series, 1);
-        request_pending(series, 1);
-        request_pending(series, -1);
-    };
-    check(pending, &none, &[("nv_inference_pending_request_count", 1.0)]);
+    check(
+        |series: &ModelSeries| {
+            request_pending(series, 1);
+            request_pending(series, 1);
+            request_pending(series, -1);
+        },
+        &none,
+        &[("nv_inference_pending_request_count", 1.0)],
+    );
     check(inference_requested, &none, &[("ts_inference_requests_total", 1.0)]);
 }
 
@@ -425,10 +438,11 @@ fn objectives_count_requests_and_follow_a_reload() {
     let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     let value = |metric: &str, slo: &str| {
         let text = render(&cache, Format::Text);
-        let of = |line: &&str| {
-            line.starts_with(&format!("pharos_slo_{metric}{{")) && line.contains(&format!("slo=\"{slo}\""))
-        };
-        text.lines().find(of).map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap())
+        text.lines()
+            .find(|line| {
+                line.starts_with(&format!("pharos_slo_{metric}{{")) && line.contains(&format!("slo=\"{slo}\""))
+            })
+            .map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap())
     };
     assert_eq!(value("requests_total", "up"), Some(0.0));
     inference_done(&series, &TIMELINE, 1);

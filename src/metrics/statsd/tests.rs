@@ -9,11 +9,13 @@ fn all(datagram: &[u8]) -> Vec<Outcome> {
     let mut found = Vec::new();
     parse(datagram, |_, outcome| match outcome {
         Ok(line) => {
-            let (name, labels) = (line.name, line.labels);
-            let outcome = |update: Result<Update, Malformed>| {
-                update.map(|update| (name.clone(), labels.clone(), update)).map_err(|fault| fault.0)
-            };
-            found.extend(line.updates.into_iter().map(outcome));
+            let name = line.name;
+            let labels = line.labels;
+            found.extend(
+                line.updates
+                    .into_iter()
+                    .map(|update| update.map(|update| (name.clone(), labels.clone(), update)).map_err(|fault| fault.0)),
+            );
         }
         Err(fault) => found.push(Err(fault.0)),
     });
@@ -71,14 +73,15 @@ fn several_values_in_one_line() {
 #[test]
 fn a_bad_value_does_not_affect_others_in_its_line() {
     let faults = |line: &str| -> Vec<Option<&str>> { all(line.as_bytes()).into_iter().map(Result::err).collect() };
-    let (number, finite) = (Some("the value is not a number"), Some("the value is not a finite number"));
+    let number = Some("the value is not a number");
+    let finite = Some("the value is not a finite number");
     for kind in ["c", "g", "ms", "h", "d", "m"] {
         assert_eq!(faults(&format!("n:1:x:3::inf|{kind}|#a:b")), [None, number, None, number, finite], "{kind}");
         assert_eq!(faults(&format!("n:x:2|{kind}")), [number, None], "{kind}");
     }
     let kind = Some("unknown type; allowed are c, g, ms, h, d, m and s");
     assert_eq!(faults("n:1|c:2|x:3|g:y|c"), [None, kind, None, number]);
-    // The rate and the tags are those of all values.
+    // The rate and the tags apply to all values.
     assert_eq!(
         faults("n:1:2|ms|@0.0001"),
         [Some("the rate of a timer, histogram or distribution must be at least 0.001")]

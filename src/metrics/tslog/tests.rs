@@ -1,7 +1,7 @@
 //! Compares lines with those that a real TorchServe 0.12 wrote, and with common regular expressions for reading them.
 
 use super::*;
-use crate::metrics::catalog::Catalog;
+use crate::catalog::Catalog;
 use proptest::prelude::*;
 use regex::Regex;
 
@@ -15,10 +15,10 @@ fn spec(section: &str, name: &str, unit: &str, dimensions: &[&str]) -> MetricSpe
     catalog.find(name).unwrap().1.clone()
 }
 
-fn line(spec: &MetricSpec, values: &[&str], layout: Layout, (value, ids): (f64, &str)) -> String {
+fn line(spec: &MetricSpec, values: &[&str], layout: Layout, value: f64, ids: &str) -> String {
     let dimensions = spec.dimensions.iter().map(String::as_str).zip(values.iter().copied());
     let mut out = String::new();
-    Text::new(spec, dimensions, "vm").write(&mut out, layout, &Stamp::new(1_795_189_837_608, 0), (value, ids));
+    Text::new(spec, dimensions, "vm").write(&mut out, layout, &Stamp::new(1_795_189_837_608, 0), value, ids);
     out
 }
 
@@ -26,23 +26,23 @@ fn line(spec: &MetricSpec, values: &[&str], layout: Layout, (value, ids): (f64, 
 fn lines_equal_those_of_torchserve() {
     let level = spec("ts_metrics", "Loaded", "Milliseconds", &["WorkerName", "Level", "Hostname"]);
     assert_eq!(
-        line(&level, &["W-29001-noop_1.11", "Host", "h.example"], Layout::File, (17868.0, "")),
+        line(&level, &["W-29001-noop_1.11", "Host", "h.example"], Layout::File, 17868.0, ""),
         "2026-11-20T15:50:37,608 - Loaded.Milliseconds:17868.0|#WorkerName:W-29001-noop_1.11,Level:Host|#hostname:h.example,timestamp:1795189837\n"
     );
     let batch = spec("model_metrics", "Predicted", "ms", &["ModelName", "Level"]);
     let expected = "Predicted.ms:1.26|#ModelName:mhb,Level:Model|#hostname:vm,requestID:81549a64-c948,4cad23f6-9f6d,timestamp:1795189837\n";
     let ids = "81549a64-c948,4cad23f6-9f6d";
     assert_eq!(
-        line(&batch, &["mhb", "Model"], Layout::Console, (1.26, ids)),
+        line(&batch, &["mhb", "Model"], Layout::Console, 1.26, ids),
         format!("2026-11-20T15:50:37,608 [INFO ] tslog MODEL_METRICS - {expected}")
     );
     assert_eq!(
-        line(&batch, &["mhb", "Model"], Layout::File, (1.26, ids)),
+        line(&batch, &["mhb", "Model"], Layout::File, 1.26, ids),
         format!("2026-11-20T15:50:37,608 - {expected}")
     );
     let plain = spec("model_metrics", "InfReq", "Count", &[]);
     assert_eq!(
-        line(&plain, &[], Layout::File, (1.0, "")),
+        line(&plain, &[], Layout::File, 1.0, ""),
         "2026-11-20T15:50:37,608 - InfReq.Count:1.0|#|#hostname:vm,requestID:null,timestamp:1795189837\n"
     );
 }
@@ -78,7 +78,7 @@ fn units_are_unescaped_except_for_line_breaking_characters() {
     // A definition refuses some of these units, so they are set afterwards.
     let of = |unit: &str| {
         let spec = MetricSpec { unit: unit.to_owned(), ..spec("ts_metrics", "n:s", "ms", &[]) };
-        line(&spec, &[], Layout::File, (1.0, ""))
+        line(&spec, &[], Layout::File, 1.0, "")
     };
     assert!(of("%").contains(" - n_s.%:1.0|#|"));
     assert!(of("tokens/s, all").contains(".tokens/s, all:1.0|"));
@@ -89,7 +89,7 @@ fn units_are_unescaped_except_for_line_breaking_characters() {
 fn json_lines_have_torchserves_keys() {
     let spec = spec("model_metrics", "Size", "kB", &["Phase", "Hostname"]);
     let of = |value, ids| -> serde_json::Value {
-        let line = line(&spec, &["a\"b,\n\u{2028}", "h"], Layout::Json, (value, ids));
+        let line = line(&spec, &["a\"b,\n\u{2028}", "h"], Layout::Json, value, ids);
         assert_eq!(line.lines().count(), 1);
         assert!(!line.contains('\u{2028}'));
         serde_json::from_str(&line).unwrap()
@@ -140,7 +140,7 @@ proptest! {
         let mut list = String::new();
         ids.iter().enumerate().for_each(|(at, id)| push_request_id(&mut list, at, id));
         let layout = if console { Layout::Console } else { Layout::File };
-        let line = line(&spec, &[&first, &second, &host], layout, (value, &list));
+        let line = line(&spec, &[&first, &second, &host], layout, value, &list);
         let body = line.strip_suffix('\n').unwrap();
         prop_assert!(!body.contains(is_break));
         let fields = Regex::new(SAFE).unwrap().captures(body).unwrap();
@@ -167,7 +167,7 @@ proptest! {
     #[test]
     fn a_workers_list_of_ids_breaks_no_line(list in hostile()) {
         let spec = spec("model_metrics", "Name", "Unit", &[]);
-        let line = line(&spec, &[], Layout::File, (1.0, &list));
+        let line = line(&spec, &[], Layout::File, 1.0, &list);
         let body = line.strip_suffix('\n').unwrap();
         prop_assert!(!body.contains(is_break));
         prop_assert_eq!(body.split('|').count(), 3);

@@ -1,4 +1,4 @@
-//! Models whose code completes their configuration. Texts and results are those of a real Triton 2.51 for the same
+//! Models whose code completes their configuration. Texts and results were taken from a real Triton 2.51 for the same
 //! configurations and the same calls of `pb_utils.ModelConfig`, except for tests of the JSON exchange.
 
 use super::super::*;
@@ -23,15 +23,21 @@ fn answered(source: &str, answer: &str) -> Result<ModelConfig, String> {
 fn short(source: &str, answer: &str) -> String {
     match answered(source, answer) {
         Ok(config) => {
-            let tensor = |spec: &TensorSpec| format!("{}:{}{:?}", spec.name, spec.datatype.name(), spec.dims);
-            let tensors = |specs: &[TensorSpec]| specs.iter().map(tensor).collect::<Vec<_>>().join(" ");
+            let tensors = |specs: &[TensorSpec]| {
+                specs
+                    .iter()
+                    .map(|spec| format!("{}:{}{:?}", spec.name, spec.datatype.name(), spec.dims))
+                    .collect::<Vec<_>>()
+                    .join(" ")
+            };
             let scheduling = match &config.scheduling {
                 Scheduling::Default => "default".to_owned(),
                 Scheduling::Dynamic(dynamic) => format!("dynamic{:?}", dynamic.preferred_batch_sizes),
                 Scheduling::Sequence(_) => "sequence".to_owned(),
                 Scheduling::Ensemble { .. } => "ensemble".to_owned(),
             };
-            let (inputs, outputs) = (tensors(&config.inputs), tensors(&config.outputs));
+            let inputs = tensors(&config.inputs);
+            let outputs = tensors(&config.outputs);
             format!("{} {inputs} -> {outputs} {scheduling} {}", config.max_batch_size, config.decoupled)
         }
         Err(error) => error,
@@ -199,8 +205,10 @@ fn workers_of_an_archive_take_the_gpus_in_turn() {
         assert_eq!((group.kind, group.count, group.gpus.len()), (InstanceKind::Cpu, count, 0));
     }
     // A single instance has the default name, wherever it runs.
-    let name = |group: &str| placed("", group, all)[0].name.clone();
-    assert_eq!([r#""count":1"#, r#""kind":"KIND_CPU""#, &named(1, "[2]")].map(name), ["m", "m", "m"]);
+    assert_eq!(
+        [r#""count":1"#, r#""kind":"KIND_CPU""#, &named(1, "[2]")].map(|group| placed("", group, all)[0].name.clone()),
+        ["m", "m", "m"]
+    );
     // Configured groups take precedence.
     let said = placed("instance_group { kind: KIND_GPU gpus: [1] }", r#""kind":"KIND_CPU","count":3"#, all);
     assert_eq!(short(said), [(1, vec![1])]);

@@ -94,7 +94,8 @@ fn defaults_are_filled_in() {
     let groups: Vec<_> = two.instance_groups.iter().map(|group| (&*group.name, group.count)).collect();
     assert_eq!(groups, [("m_0", 3), ("other", 1)]);
     let differ = |more: &str| {
-        let (plain, changed) = (config("m", IDENTITY), config("m", &format!("{IDENTITY} {more}")));
+        let plain = config("m", IDENTITY);
+        let changed = config("m", &format!("{IDENTITY} {more}"));
         let parts = plain.encode_parts().into_iter().zip(changed.encode_parts());
         parts.map(|(plain, changed)| plain != changed).collect::<Vec<_>>()
     };

@@ -1,4 +1,4 @@
-//! Control inputs of sequences: error texts, which are those of a real Triton 2.51, and the bytes of each kind and type.
+//! Control inputs of sequences: error texts, which were taken from a real Triton 2.51, and the bytes of each kind and type.
 
 use super::complete;
 use crate::infer::CorrelationId;
@@ -47,7 +47,8 @@ fn invalid_controls_are_refused_as_triton_does() {
     for datatype in ["", "data_type: TYPE_FP32", "data_type: TYPE_INT8"] {
         refused(&control("A", "CORRID", datatype), TYPES);
     }
-    let (none, fp32) = ("it is TYPE_INVALID", "it is TYPE_FP32");
+    let none = "it is TYPE_INVALID";
+    let fp32 = "it is TYPE_FP32";
     for (datatype, is) in [("", none), ("data_type: TYPE_FP32", fp32)] {
         refused(&control("A", "CORRID", datatype), &format!("{TYPES}: {is}"));
     }
@@ -93,15 +94,18 @@ fn each_slot_has_its_element() {
     let id = CorrelationId::Uint(0x1_2345_6789);
     check(&control("A", "START", "int32_false_true: [ 7, -1 ]"), &id, &[&[255; 4], &[7, 0, 0, 0], &[7, 0, 0, 0]]);
     check(&control("A", "END", "bool_false_true: [ false, true ]"), &id, &[&[0], &[0], &[1]]);
-    let (no, yes) = (0.5f32.to_le_bytes(), 2f32.to_le_bytes());
+    let no = 0.5f32.to_le_bytes();
+    let yes = 2f32.to_le_bytes();
     check(&control("A", "READY", "fp32_false_true: [ 0.5, 2 ]"), &id, &[&yes, &no, &yes]);
-    let (long, short) = (0x1_2345_6789u64.to_le_bytes(), 0x2345_6789u32.to_le_bytes());
+    let long = 0x1_2345_6789u64.to_le_bytes();
+    let short = 0x2345_6789u32.to_le_bytes();
     for datatype in ["UINT64", "INT64"] {
         check(&control("A", "CORRID", &format!("data_type: TYPE_{datatype}")), &id, &[&long, &[0; 8], &long]);
     }
     for datatype in ["UINT32", "INT32"] {
         check(&control("A", "CORRID", &format!("data_type: TYPE_{datatype}")), &id, &[&short, &[0; 4], &short]);
     }
-    let (text, element) = (CorrelationId::String("né".into()), [3, 0, 0, 0, b'n', 0xc3, 0xa9]);
+    let text = CorrelationId::String("né".into());
+    let element = [3, 0, 0, 0, b'n', 0xc3, 0xa9];
     check(&control("A", "CORRID", "data_type: TYPE_STRING"), &text, &[&element, &[0; 4], &element]);
 }

@@ -68,7 +68,8 @@ fn a_valid_request_passes_and_its_inputs_are_sorted() {
 #[allow(clippy::too_many_lines)] // a table
 fn wrong_inputs_are_refused() {
     let simple = config("simple", SIMPLE);
-    let (a, b) = (|| int32("INPUT0", &[1, 16]), || int32("INPUT1", &[1, 16]));
+    let a = || int32("INPUT0", &[1, 16]);
+    let b = || int32("INPUT1", &[1, 16]);
     for (inputs, expected) in [
         (
             vec![a()],
@@ -220,7 +221,8 @@ fn optional_inputs_may_be_omitted() {
     let source = SIMPLE.replace("{ name: \"INPUT", "{ optional: true name: \"INPUT");
     let optional = config("m", &source);
     let key = |inputs: Vec<InferInput>| optional.check(&mut request(inputs)).unwrap().shape_key;
-    let (a, b) = (|| int32("INPUT0", &[1, 16]), || int32("INPUT1", &[1, 16]));
+    let a = || int32("INPUT0", &[1, 16]);
+    let b = || int32("INPUT1", &[1, 16]);
     assert_eq!(key(vec![a()]), key(vec![a()]));
     assert_eq!(key(vec![a(), b()]), key(vec![b(), a()]));
     let keys = [key(vec![]), key(vec![a()]), key(vec![b()]), key(vec![a(), b()])];

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 pub enum Memory {
     /// The memory of the machine or the container.
     Main,
-    /// That of the GPU with this number.
+    /// GPU memory, by the GPU's number.
     Gpu(u32),
 }
 

@@ -28,7 +28,8 @@ pub struct KnownSize {
 impl KnownSize {
     /// Returns the bytes of this many instances in a memory; `None` if it was not measured.
     fn bytes_of(&self, memory: Memory, instances: u64) -> Option<u64> {
-        let (bytes, before) = (self.bytes.get(memory)?, self.instances.get(&memory).copied().unwrap_or_default());
+        let bytes = self.bytes.get(memory)?;
+        let before = self.instances.get(&memory).copied().unwrap_or_default();
         if before == 0 || before == instances {
             return Some(bytes);
         }
@@ -91,24 +92,28 @@ impl Expectation {
 
     /// Returns the bytes to make free. A guess alone is no reason to refuse a load: the size is checked after it.
     pub fn within(&self, limits: &MemoryBytes) -> MemoryBytes {
-        let within = |(memory, expected): (&Memory, &Expected)| {
-            let bytes = match expected {
-                Expected::Known(bytes) => *bytes,
-                Expected::Guessed(bytes) => limits.get(*memory).map_or(*bytes, |limit| limit.min(*bytes)),
-            };
-            (*memory, bytes)
-        };
-        self.0.iter().map(within).collect()
+        self.0
+            .iter()
+            .map(|(memory, expected)| {
+                let bytes = match expected {
+                    Expected::Known(bytes) => *bytes,
+                    Expected::Guessed(bytes) => limits.get(*memory).map_or(*bytes, |limit| limit.min(*bytes)),
+                };
+                (*memory, bytes)
+            })
+            .collect()
     }
 
     /// Returns the part of `whole` for this version, of several with the sum `all`.
     pub fn part_of(&self, whole: &MemoryBytes, all: &Self) -> MemoryBytes {
-        let part = |(memory, expected): (&Memory, &Expected)| {
-            let sum = all.0.get(memory).map_or(0, |sum| sum.bytes()).max(1);
-            let part = u128::from(expected.bytes()) * u128::from(whole.of(*memory)) / u128::from(sum);
-            (*memory, u64::try_from(part).unwrap_or(u64::MAX))
-        };
-        self.0.iter().map(part).collect()
+        self.0
+            .iter()
+            .map(|(memory, expected)| {
+                let sum = all.0.get(memory).map_or(0, |sum| sum.bytes()).max(1);
+                let part = u128::from(expected.bytes()) * u128::from(whole.of(*memory)) / u128::from(sum);
+                (*memory, u64::try_from(part).unwrap_or(u64::MAX))
+            })
+            .collect()
     }
 }
 
@@ -170,16 +175,23 @@ impl Sizes {
     /// and with the same files and configuration.
     pub fn recent(
         &self,
-        (name, version): (&str, u64),
-        (fingerprint, now): (VersionFingerprint, Instant),
+        name: &str,
+        version: u64,
+        fingerprint: VersionFingerprint,
+        now: Instant,
         instances: &BTreeMap<Memory, u64>,
     ) -> Option<(MemoryBytes, Instant)> {
         let known = self.known(name, version)?;
         if known.fingerprint != fingerprint || now - known.measured >= MEASURED_AGAIN {
             return None;
         }
-        let of = |(memory, instances): (&Memory, &u64)| Some((*memory, known.bytes_of(*memory, *instances)?));
-        Some((instances.iter().map(of).collect::<Option<MemoryBytes>>()?, known.measured))
+        Some((
+            instances
+                .iter()
+                .map(|(memory, instances)| Some((*memory, known.bytes_of(*memory, *instances)?)))
+                .collect::<Option<MemoryBytes>>()?,
+            known.measured,
+        ))
     }
 
     /// Returns the bytes that a version is expected to use in the memories of its instances: for each instance as many as in its last
@@ -187,14 +199,19 @@ impl Sizes {
     /// measured with this backend.
     pub fn expected(&self, name: &str, version: u64, model: &Unmeasured<'_>) -> Expectation {
         let known = self.known(name, version);
-        let of = |(memory, instances): (&Memory, &u64)| {
-            let expected = match known.and_then(|known| known.bytes_of(*memory, *instances)) {
-                Some(bytes) => Expected::Known(bytes),
-                None => Expected::Guessed(self.guess(*memory, model).saturating_mul(*instances)),
-            };
-            (*memory, expected)
-        };
-        Expectation(model.instances.iter().map(of).collect())
+        Expectation(
+            model
+                .instances
+                .iter()
+                .map(|(memory, instances)| {
+                    let expected = match known.and_then(|known| known.bytes_of(*memory, *instances)) {
+                        Some(bytes) => Expected::Known(bytes),
+                        None => Expected::Guessed(self.guess(*memory, model).saturating_mul(*instances)),
+                    };
+                    (*memory, expected)
+                })
+                .collect(),
+        )
     }
 
     /// Returns the bytes that an instance of a backend is expected to use in a memory.

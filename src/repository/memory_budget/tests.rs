@@ -32,7 +32,8 @@ struct Model {
 
 /// A model that is expected to be used once in `interval_s` seconds.
 fn model(name: &str, bytes: MemoryBytes, interval_s: u64, load_ms: u64) -> Model {
-    let (uses_per_second, load) = (1.0 / interval_s as f64, Duration::from_millis(load_ms));
+    let uses_per_second = 1.0 / interval_s as f64;
+    let load = Duration::from_millis(load_ms);
     Model { name: name.to_owned(), bytes, uses_per_second, load }
 }
 
@@ -94,14 +95,15 @@ fn known(bytes: MemoryBytes) -> KnownSize {
 #[test]
 fn a_measurement_counts_for_a_minute_while_the_version_does_not_change() {
     let mut sizes = Sizes::default();
-    let (unchanged, memories) = (VersionFingerprint::default(), [Memory::Main, Memory::Gpu(0)]);
+    let unchanged = VersionFingerprint::default();
+    let memories = [Memory::Main, Memory::Gpu(0)];
     let changed = VersionFingerprint { files: Stamp::of(&2), ..unchanged };
     sizes.loaded("m", 1, known(main_memory(5)), None);
     // The largest size since.
     sizes.grown("m", 1, &main_memory(7), &BTreeMap::new());
     let recent = |name: &str, fingerprint, second: u64, memories: &[Memory]| {
         let instances = memories.iter().map(|memory| (*memory, 1)).collect();
-        sizes.recent((name, 1), (fingerprint, Instant(second * SECOND)), &instances).map(|(bytes, _)| bytes)
+        sizes.recent(name, 1, fingerprint, Instant(second * SECOND), &instances).map(|(bytes, _)| bytes)
     };
     assert_eq!(recent("m", unchanged, 159, &memories[..1]), Some(main_memory(7)));
     assert_eq!(recent("m", unchanged, 160, &memories[..1]), None);
@@ -164,7 +166,8 @@ fn only_a_guess_is_reduced_to_the_limit() {
     sizes.loaded("m", 1, known(bytes.clone()), Some(&of(0)));
     let limits = three(0, 100, 100);
     assert_eq!(sizes.expected("m", 1, &of(0)).within(&limits), bytes, "it needs more than the limit");
-    let (known, guessed) = (sizes.expected("m", 1, &of(0)), sizes.expected("n", 1, &of(0)));
+    let known = sizes.expected("m", 1, &of(0));
+    let guessed = sizes.expected("n", 1, &of(0));
     assert_eq!(guessed.within(&limits).of(Memory::Gpu(0)), 100);
     let mut both = known.clone();
     both.add(&guessed);
@@ -226,10 +229,13 @@ impl<'m> Server<'m> {
 
     /// Returns the bytes that a model needs beyond the free ones, in the memories that it uses.
     fn missing(&self, model: usize) -> MemoryBytes {
-        let (used, needed) = (self.used(), &self.models[model].0);
-        let lacking =
-            |(memory, bytes): (Memory, u64)| (memory, (used.of(memory) + bytes).saturating_sub(self.limits.of(memory)));
-        needed.iter().filter(|(_, bytes)| *bytes > 0).map(lacking).collect()
+        let used = self.used();
+        let needed = &self.models[model].0;
+        needed
+            .iter()
+            .filter(|(_, bytes)| *bytes > 0)
+            .map(|(memory, bytes)| (memory, (used.of(memory) + bytes).saturating_sub(self.limits.of(memory))))
+            .collect()
     }
 
     /// Sends a request to a model after `pause`, while the models `busy` execute requests.
@@ -257,7 +263,8 @@ impl<'m> Server<'m> {
         let missing = self.missing(model);
         let idle = self.loaded.keys().filter(|other| !busy.contains(other));
         let facts = idle.map(|other| {
-            let ((bytes, load), name) = (self.models[*other].clone(), other.to_string());
+            let (bytes, load) = self.models[*other].clone();
+            let name = other.to_string();
             let uses_per_second = self.uses.per_second(Instant::default() + self.now, &name);
             Model { name, bytes, uses_per_second, load }
         });
@@ -347,8 +354,7 @@ proptest! {
         (first, second) in (1u64..250, 1u64..250),
         load in 500u64..5000,
     ) {
-        let of = |(bytes, load): (u64, u64)| (main_memory(bytes), Duration::from_millis(load));
-        let models: Vec<_> = [(first, load), (second, load)].into_iter().chain(idle).map(of).collect();
+        let models: Vec<_> = [(first, load), (second, load)].into_iter().chain(idle).map(|(bytes, load)| (main_memory(bytes), Duration::from_millis(load))).collect();
         let mut server = Server::new(main_memory(500), &models);
         (2..models.len()).for_each(|model| server.request(model, Duration::from_secs(1), &[]));
         // Models without requests become ever cheaper to unload, so only the first rounds may reload one of the two, even if the
@@ -377,8 +383,10 @@ fn less_time_is_spent_loading_than_with_the_least_recently_used() {
     let spent = |loads: &[usize]| loads.iter().map(|model| models[*model].1).sum::<Duration>();
     let mut server = Server::new(main_memory(900), &models);
     requests.iter().for_each(|model| server.request(*model, Duration::from_millis(100), &[]));
-    let fits = |loaded: &[usize]| loaded.iter().map(|model| models[*model].0.of(Memory::Main)).sum::<u64>() <= 900;
-    let (ours, least_recently_used) = (spent(&server.loads), spent(&least_recently_used(&requests, fits)));
+    let ours = spent(&server.loads);
+    let least_recently_used = spent(&least_recently_used(&requests, |loaded: &[usize]| {
+        loaded.iter().map(|model| models[*model].0.of(Memory::Main)).sum::<u64>() <= 900
+    }));
     assert!(ours * 2 < least_recently_used, "{ours:?}, {least_recently_used:?}");
 }
 
@@ -401,11 +409,13 @@ fn least_recently_used(requests: &[usize], fits: impl Fn(&[usize]) -> bool) -> V
 /// Returns the fewest possible loads with room for `most` models of equal sizes: the model whose next request is the latest is
 /// unloaded (Belady, "A study of replacement algorithms for a virtual-storage computer", 1966).
 fn fewest_loads(requests: &[usize], most: usize) -> usize {
-    let (mut next_requests, mut next_of) = (vec![usize::MAX; requests.len()], BTreeMap::new());
+    let mut next_requests = vec![usize::MAX; requests.len()];
+    let mut next_of = BTreeMap::new();
     for (position, model) in requests.iter().enumerate().rev() {
         next_requests[position] = next_of.insert(*model, position).unwrap_or(usize::MAX);
     }
-    let (mut loaded, mut loads) = (BTreeMap::new(), 0);
+    let mut loaded = BTreeMap::new();
+    let mut loads = 0;
     for (model, next) in requests.iter().zip(next_requests) {
         if !loaded.contains_key(model) {
             loads += 1;
@@ -422,11 +432,12 @@ fn fewest_loads(requests: &[usize], most: usize) -> usize {
 /// Requests of a measured load, in order: the time since the start, and the model. The head of the file says how it was recorded.
 fn recorded() -> Vec<(Duration, usize)> {
     let lines = include_str!("../testdata/zipf_requests.txt").lines().filter(|line| !line.starts_with('#'));
-    let of = |line: &str| {
-        let (ms, model) = line.split_once(' ')?;
-        Some((Duration::from_millis(ms.parse().ok()?), model.parse().ok()?))
-    };
-    lines.filter_map(of).collect()
+    lines
+        .filter_map(|line| {
+            let (ms, model) = line.split_once(' ')?;
+            Some((Duration::from_millis(ms.parse().ok()?), model.parse().ok()?))
+        })
+        .collect()
 }
 
 /// How long a model executes a recorded request.
@@ -466,12 +477,13 @@ fn recorded_requests_need_fewer_loads_than_with_the_least_recently_used_and_few_
 
 #[test]
 fn the_limits_hold_for_recorded_requests_to_models_on_two_gpus() {
-    let of = |model: u64| {
-        let size = 10 + 7 * (model % 5);
-        let (first, second) = [(size, 0), (0, size), (size, size)][(model % 3) as usize];
-        (three(5 + model % 3, first, second), Duration::from_millis(1 + model % 7))
-    };
-    let models: Vec<_> = (0..1000).map(of).collect();
+    let models: Vec<_> = (0..1000)
+        .map(|model| {
+            let size = 10 + 7 * (model % 5);
+            let (first, second) = [(size, 0), (0, size), (size, size)][(model % 3) as usize];
+            (three(5 + model % 3, first, second), Duration::from_millis(1 + model % 7))
+        })
+        .collect();
     let mut server = Server::new(three(200, 400, 400), &models);
     replay(&mut server);
     assert_eq!(server.refused, 0);

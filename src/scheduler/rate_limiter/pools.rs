@@ -160,8 +160,11 @@ impl Pools {
     fn pool(&mut self, need: &Need) -> usize {
         let Need { name, device, count } = need;
         let limit = limit(&self.limits, name, *device);
-        let is = |pool: &Pool| pool.members > 0 && (&pool.usage.name, pool.usage.device) == (name, *device);
-        if let Some(found) = self.pools.iter().position(is) {
+        if let Some(found) = self
+            .pools
+            .iter()
+            .position(|pool| pool.members > 0 && (&pool.usage.name, pool.usage.device) == (name, *device))
+        {
             let total = &mut self.pools[found].usage.total;
             *total = limit.unwrap_or((*total).max(*count));
             return found;
@@ -181,7 +184,7 @@ impl Pools {
     }
 }
 
-/// Returns the configured limit of a resource: the larger of that for its device and that for each device. A global resource
+/// Returns the configured limit of a resource: the larger of the limits for its device and for each device. A global resource
 /// takes the largest of all limits; of several limits for the same device the smallest applies (Triton's rules, tested with
 /// 2.51).
 fn limit(limits: &[Limit], name: &str, device: Option<u32>) -> Option<u32> {
@@ -190,6 +193,9 @@ fn limit(limits: &[Limit], name: &str, device: Option<u32>) -> Option<u32> {
         let smallest = by_device.entry(limit.device).or_insert(limit.count);
         *smallest = limit.count.min(*smallest);
     }
-    let applies = |of: &Option<u32>| device.is_none() || of.is_none() || *of == device;
-    by_device.into_iter().filter(|(of, _)| applies(of)).map(|(_, count)| count).max()
+    by_device
+        .into_iter()
+        .filter(|(limited, _)| device.is_none() || limited.is_none() || *limited == device)
+        .map(|(_, count)| count)
+        .max()
 }

@@ -226,16 +226,21 @@ impl SequenceBatcher {
     /// With the strategy `direct`: returns the batch that an idle instance would execute now.
     fn direct(&self, id: InstanceId, now: Instant) -> Option<Batch> {
         let owners = self.table.owners(id);
-        let front = |owner: &Option<Number>| {
-            let number = (*owner)?;
-            self.table.get(number)?.next().map(|step| (number, step))
-        };
-        let mut fronts: Vec<_> = owners.iter().map(front).collect();
+        let mut fronts: Vec<_> = owners
+            .iter()
+            .map(|owner| {
+                let number = (*owner)?;
+                self.table.get(number)?.next().map(|step| (number, step))
+            })
+            .collect();
         let last = fronts.iter().rposition(Option::is_some)?;
         fronts.truncate(last + 1);
-        // The first slot is not preferred: a sequence that always has a request would stop those of other shapes.
-        let ready_since = |&&(number, step): &&(Number, &Step)| self.table.get(number).map(|of| of.ready_since(step));
-        let shape = fronts.iter().flatten().min_by_key(ready_since).map(|(_, step)| step.shape_key)?;
+        // The first slot is not preferred: a sequence that always has a request would stop sequences of other shapes.
+        let shape = fronts
+            .iter()
+            .flatten()
+            .min_by_key(|&&(number, step)| self.table.get(number).map(|of| of.ready_since(step)))
+            .map(|(_, step)| step.shape_key)?;
         let ready = fronts.iter().flatten().count();
         let oldest = fronts.iter().flatten().map(|(_, step)| step.queued).min()?;
         let reason = self.direct_reason(ready, now - oldest)?;
@@ -283,8 +288,12 @@ impl SequenceBatcher {
             return batcher.poll_timeout().filter(|_| instance.hold.is_none());
         }
         let (delay, _) = self.direct_wait().filter(|_| self.hold.is_none())?;
-        let front = |owner: &Option<Number>| self.table.get((*owner)?)?.next().map(|step| step.queued);
-        self.table.owners(id).iter().filter_map(front).min().map(|oldest| oldest + delay)
+        self.table
+            .owners(id)
+            .iter()
+            .filter_map(|owner| self.table.get((*owner)?)?.next().map(|step| step.queued))
+            .min()
+            .map(|oldest| oldest + delay)
     }
 
     /// Returns whether execution is held. The hold ends permanently once enough requests wait.

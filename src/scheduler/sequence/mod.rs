@@ -97,7 +97,6 @@ impl SequenceBatcher {
         if alone {
             return self.open(CorrelationId::default());
         }
-        let full = |limit: usize, count: usize| limit != 0 && count >= limit;
         if let Some(number) = self.table.find(&wanted.id) {
             let known = self.table.get(number);
             match known.map(|sequence| sequence.assignment) {
@@ -105,7 +104,7 @@ impl SequenceBatcher {
                 Some(Assignment::Lost) | None => self.table.remove(number),
                 Some(_) => {
                     let waiting = known.map_or(0, Sequence::waiting);
-                    let too_many = full(self.sequences.max_queue, waiting);
+                    let too_many = self.sequences.max_queue != 0 && waiting >= self.sequences.max_queue;
                     return if too_many { Err(RejectReason::QueueFull) } else { Ok(number) };
                 }
             }
@@ -118,18 +117,22 @@ impl SequenceBatcher {
 
     /// Opens a sequence. The sequence of an iterative request is closed at once, so that no id refers to it.
     fn open(&mut self, id: CorrelationId) -> Result<Number, RejectReason> {
-        let full = |limit| !self.table.has_free_slot() && self.table.backlogged() >= limit;
-        if self.sequences.max_backlog.is_some_and(full) {
+        if self
+            .sequences
+            .max_backlog
+            .is_some_and(|limit| !self.table.has_free_slot() && self.table.backlogged() >= limit)
+        {
             return Err(RejectReason::QueueFull);
         }
         Ok(self.table.open(id))
     }
 
     /// Adds an admitted request to its sequence.
-    fn add(&mut self, number: Number, ticket: &Ticket, (wanted, now): (&InSequence, Instant)) {
+    fn add(&mut self, number: Number, ticket: &Ticket, wanted: &InSequence, now: Instant) {
         let Some(sequence) = self.table.get_mut(number) else { return };
         let begun = !sequence.is_idle() || sequence.running.is_some();
-        let (backlogged, was_idle) = (sequence.assignment == Assignment::Backlog, sequence.is_idle());
+        let backlogged = sequence.assignment == Assignment::Backlog;
+        let was_idle = sequence.is_idle();
         // The backend decides whether an iterative request is the last step.
         let end = wanted.end && !self.sequences.iterative;
         let timeout = Some(ticket.timeout_us).filter(|timeout| backlogged && *timeout != 0);
@@ -166,8 +169,11 @@ impl SequenceBatcher {
     /// Closes a sequence and rejects all its waiting requests, or a cancelled request and all behind it. If START has begun another
     /// sequence behind that request, this one continues in the slot.
     fn give_back(&mut self, number: Number, from: Option<RequestId>, reason: RejectReason) {
-        let ends = |sequence: &Sequence| from.is_none_or(|from| sequence.key_of(from) == Some(sequence.key));
-        if self.table.get(number).is_some_and(ends) {
+        if self
+            .table
+            .get(number)
+            .is_some_and(|sequence| from.is_none_or(|from| sequence.key_of(from) == Some(sequence.key)))
+        {
             self.table.close(number);
         }
         for request in self.table.take_waiting(number, from) {
@@ -194,7 +200,9 @@ impl SequenceBatcher {
         if sequence.current.is_some() || sequence.assignment == Assignment::Lost {
             return;
         }
-        let (waits, origin, continues) = (!sequence.queue.is_empty(), sequence.origin, sequence.continued > 0);
+        let waits = !sequence.queue.is_empty();
+        let origin = sequence.origin;
+        let continues = sequence.continued > 0;
         // An implicit start needs no place in the backlog: the next request of the id starts the sequence.
         let ends = sequence.closed || self.sequences.implicit_start && sequence.assignment == Assignment::Backlog;
         self.end_request(number);
@@ -304,7 +312,7 @@ impl Scheduler for SequenceBatcher {
         self.expire(now);
         let wanted = ticket.sequence.clone().unwrap_or_default();
         match self.admit(&wanted) {
-            Ok(number) => self.add(number, &ticket, (&wanted, now)),
+            Ok(number) => self.add(number, &ticket, &wanted, now),
             Err(reason) => self.reject(ticket.request, reason),
         }
     }
@@ -337,7 +345,8 @@ impl Scheduler for SequenceBatcher {
                 self.reject(request, self.lost());
             }
             let Some(sequence) = self.table.get(number) else { continue };
-            let (id, closed) = (sequence.id.clone(), sequence.closed);
+            let id = sequence.id.clone();
+            let closed = sequence.closed;
             self.table.close(number);
             self.finish(number);
             if !closed {
@@ -402,9 +411,12 @@ impl Scheduler for SequenceBatcher {
     }
 
     fn reject_queued_before(&mut self, queued: Instant, reason: RejectReason, now: Instant) {
-        let late = |sequence: &Sequence| sequence.oldest().is_some_and(|oldest| oldest < queued);
-        let mut all: Vec<Number> =
-            self.table.all().filter(|(_, sequence)| late(sequence)).map(|(number, _)| number).collect();
+        let mut all: Vec<Number> = self
+            .table
+            .all()
+            .filter(|(_, sequence)| sequence.oldest().is_some_and(|oldest| oldest < queued))
+            .map(|(number, _)| number)
+            .collect();
         all.sort_unstable_by(|one, other| other.cmp(one));
         for number in all {
             self.give_back(number, None, reason);
@@ -458,9 +470,11 @@ impl Scheduler for SequenceBatcher {
     }
 
     fn close_sequences(&mut self, now: Instant) {
-        let known =
-            |(number, sequence): (Number, &Sequence)| (sequence.assignment != Assignment::Lost).then_some(number);
-        let numbers: Vec<Number> = self.table.all().filter_map(known).collect();
+        let numbers: Vec<Number> = self
+            .table
+            .all()
+            .filter_map(|(number, sequence)| (sequence.assignment != Assignment::Lost).then_some(number))
+            .collect();
         for number in numbers {
             self.table.close(number);
             self.advance(number, now);
@@ -469,9 +483,12 @@ impl Scheduler for SequenceBatcher {
 
     fn sequences(&self) -> Option<SequenceCounts> {
         let (slots_used, slots) = self.table.slots();
-        let active = |assignment: Assignment| matches!(assignment, Assignment::Slot(..) | Assignment::Leaving(_));
         Some(SequenceCounts {
-            active: self.table.all().filter(|(_, sequence)| active(sequence.assignment)).count(),
+            active: self
+                .table
+                .all()
+                .filter(|(_, sequence)| matches!(sequence.assignment, Assignment::Slot(..) | Assignment::Leaving(_)))
+                .count(),
             backlogged: self.table.backlogged(),
             slots_used,
             slots,

@@ -76,9 +76,22 @@ pub(super) struct Sequence {
 
 impl Sequence {
     fn new(id: CorrelationId, assignment: Assignment, key: u64) -> Self {
-        let (queue, current, served, running) = (VecDeque::new(), None, Instant(0), None);
-        let (closed, held, origin, continued, alarm) = (false, false, None, 0, None);
-        Self { id, assignment, queue, current, served, key, running, closed, held, origin, continued, alarm }
+        let closed = false;
+        let held = false;
+        Self {
+            id,
+            assignment,
+            queue: VecDeque::new(),
+            current: None,
+            served: Instant(0),
+            key,
+            running: None,
+            closed,
+            held,
+            origin: None,
+            continued: 0,
+            alarm: None,
+        }
     }
 
     /// Returns whether none of its requests waits or executes.
@@ -275,8 +288,8 @@ impl Table {
         let key = origin.running.take()?;
         origin.continued += 1;
         let sequence = Sequence::new(CorrelationId::default(), Assignment::Continued(instance), key);
-        let (closed, running, origin) = (true, Some(key), Some(number));
-        self.sequences.insert(fresh, Sequence { closed, running, origin, ..sequence });
+        let closed = true;
+        self.sequences.insert(fresh, Sequence { closed, running: Some(key), origin: Some(number), ..sequence });
         Some(fresh)
     }
 

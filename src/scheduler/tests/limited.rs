@@ -92,10 +92,17 @@ impl World {
     fn add(&mut self, settings: Settings, demands: Vec<Demand>, service: u64) -> usize {
         let settings = Settings { rate_limited: true, ..settings };
         let scheduler = create(settings.clone());
-        let executed = vec![0; demands.len()];
-        let (open, members, instances) = (BTreeMap::new(), Vec::new(), Vec::new());
-        let loaded = false;
-        self.models.push(Model { settings, demands, scheduler, members, instances, open, executed, service, loaded });
+        self.models.push(Model {
+            settings,
+            executed: vec![0; demands.len()],
+            demands,
+            scheduler,
+            members: Vec::new(),
+            instances: Vec::new(),
+            open: BTreeMap::new(),
+            service,
+            loaded: false,
+        });
         self.models.len() - 1
     }
 
@@ -369,11 +376,13 @@ fn random_world(seed: u64, requests: u64) -> World {
     world.late = random.chance(2);
     for _ in 0..2 + random.below(4) {
         let demands: Vec<Demand> = (0..1 + random.below(3)).map(|_| random_demand(&mut random)).collect();
-        let (settings, service) = (random_settings(&mut random), 50 + random.below(900));
+        let settings = random_settings(&mut random);
+        let service = 50 + random.below(900);
         let instances = demands.len() as u64;
         let model = world.add(settings, demands, service);
         world.at(Instant(0), Event::Load(model));
-        let (mut time, busy) = (0, 1 + random.below(400));
+        let mut time = 0;
+        let busy = 1 + random.below(400);
         for number in 0..requests {
             time += random.below(busy);
             let request = RequestId(number);
@@ -404,7 +413,8 @@ fn random_world(seed: u64, requests: u64) -> World {
 /// Checks over a million requests: limits hold, all resources are released, each request is answered once, and none starves.
 #[test]
 fn models_share_resources_within_the_limits() {
-    let (mut arrived, mut refused_to_load) = (0, 0);
+    let mut arrived = 0;
+    let mut refused_to_load = 0;
     for seed in 0..SEEDS {
         let mut world = random_world(seed, REQUESTS);
         world.run();
@@ -454,7 +464,8 @@ fn executions_are_shared_by_priority() {
             world.now = time;
             world.happen(event);
             let weighted = || world.models.iter().zip(&priorities).map(|(model, p)| model.executed[0] * u64::from(*p));
-            let (least, most) = (weighted().min().unwrap(), weighted().max().unwrap());
+            let least = weighted().min().unwrap();
+            let most = weighted().max().unwrap();
             let largest = u64::from(*priorities.iter().max().unwrap());
             assert!(
                 most - least <= largest || time < Instant(2),

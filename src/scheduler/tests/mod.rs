@@ -47,11 +47,13 @@ fn sim(settings: Settings) -> Sim {
 
 /// Returns the batches and when they were sent, in milliseconds.
 fn timed(sim: &Sim) -> Vec<(u64, Vec<u64>)> {
-    let record = |record: &Record| match record {
-        Record::Sent { at, requests, .. } => Some((at.0 / 1_000_000, requests.iter().map(|id| id.0).collect())),
-        Record::Answered { .. } => None,
-    };
-    sim.log.iter().filter_map(record).collect()
+    sim.log
+        .iter()
+        .filter_map(|record| match record {
+            Record::Sent { at, requests, .. } => Some((at.0 / 1_000_000, requests.iter().map(|id| id.0).collect())),
+            Record::Answered { .. } => None,
+        })
+        .collect()
 }
 
 fn outcome(sim: &Sim, number: u64) -> (u64, Outcome) {
@@ -265,12 +267,14 @@ fn work_goes_to_the_least_loaded_instance_in_turn() {
     // Single requests, each with idle instances only: the instances still take turns.
     (5..8).for_each(|number| sim.at(ms(1000 * number), Event::Arrive(ticket(number))));
     sim.run();
-    let chosen = |record: &Record| match record {
-        Record::Sent { instance, in_flight, .. } => Some((instance.0, *in_flight)),
-        Record::Answered { .. } => None,
-    };
     assert_eq!(
-        sim.log.iter().filter_map(chosen).collect::<Vec<_>>(),
+        sim.log
+            .iter()
+            .filter_map(|record| match record {
+                Record::Sent { instance, in_flight, .. } => Some((instance.0, *in_flight)),
+                Record::Answered { .. } => None,
+            })
+            .collect::<Vec<_>>(),
         [(0, 0), (1, 0), (0, 1), (1, 1), (0, 0), (1, 0), (0, 0)]
     );
 }
@@ -393,7 +397,8 @@ fn requests_that_wait_too_long_for_an_instance_are_rejected() {
 #[test]
 fn a_closing_instance_finishes_its_batch_and_gets_no_other() {
     let mut scheduler = create(Settings { rate_limited: true, ..batching(1, &[], 0) });
-    let (now, instance) = (Instant(1), InstanceId(0));
+    let now = Instant(1);
+    let instance = InstanceId(0);
     scheduler.instance_ready(instance, now);
     scheduler.enqueue(ticket(1), now);
     scheduler.enqueue(ticket(2), now);

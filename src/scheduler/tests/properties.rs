@@ -65,11 +65,24 @@ fn arrivals() -> impl Strategy<Value = Vec<(u64, Ticket)>> {
     let waited = prop_oneof![4 => Just(0u64), 1 => 1..400u64];
     let one = (gap, 0..6u32, shape_key, 0..5u64, prop_oneof![Just(0u64), 1..600u64], waited);
     prop::collection::vec(one, 0..60).prop_map(|drawn| {
-        let number = |(index, (gap, batch_size, shape_key, priority, timeout_us, waited))| {
-            let (request, waited) = (RequestId(index), us(waited));
-            (gap, Ticket { request, batch_size, shape_key, priority, timeout_us, waited, sequence: None })
-        };
-        (1u64..).zip(drawn).map(number).collect()
+        (1u64..)
+            .zip(drawn)
+            .map(|(index, (gap, batch_size, shape_key, priority, timeout_us, waited))| {
+                let waited = us(waited);
+                (
+                    gap,
+                    Ticket {
+                        request: RequestId(index),
+                        batch_size,
+                        shape_key,
+                        priority,
+                        timeout_us,
+                        waited,
+                        sequence: None,
+                    },
+                )
+            })
+            .collect()
     })
 }
 
@@ -198,8 +211,10 @@ fn check_answers(scenario: &Scenario, sim: &Sim) {
         let known = &sim.requests[&request];
         match outcome {
             Outcome::Rejected(RejectReason::Cancelled) => {
-                let asked = |&(time, number): &(u64, u64)| (known.queued + us(time), number) == (at, request.0);
-                assert!(scenario.cancels.iter().any(asked), "{request:?} was not cancelled at {at:?}");
+                assert!(
+                    scenario.cancels.iter().any(|&(time, number)| (known.queued + us(time), number) == (at, request.0)),
+                    "{request:?} was not cancelled at {at:?}"
+                );
             }
             Outcome::Rejected(RejectReason::Timeout) if !known.retried => {
                 assert_eq!(Some(at), scenario.deadline(sim, request), "{request:?} is rejected at its deadline");

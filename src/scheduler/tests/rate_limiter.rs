@@ -7,15 +7,21 @@ const NOW: Instant = Instant(0);
 
 /// Parses a demand: `R 2, S@1 3` is two of the global `R` and three of device 1's `S`.
 fn demand(text: &str, priority: u32) -> Demand {
-    let need = |part: &str| {
-        let (resource, count) = part.trim().split_once(' ').unwrap();
-        let (name, device) = match resource.split_once('@') {
-            Some((name, device)) => (name, Some(device.parse().unwrap())),
-            None => (resource, None),
-        };
-        Need { name: name.to_owned(), device, count: count.parse().unwrap() }
-    };
-    Demand { resources: text.split(',').filter(|part| !part.is_empty()).map(need).collect(), priority }
+    Demand {
+        resources: text
+            .split(',')
+            .filter(|part| !part.is_empty())
+            .map(|part| {
+                let (resource, count) = part.trim().split_once(' ').unwrap();
+                let (name, device) = match resource.split_once('@') {
+                    Some((name, device)) => (name, Some(device.parse().unwrap())),
+                    None => (resource, None),
+                };
+                Need { name: name.to_owned(), device, count: count.parse().unwrap() }
+            })
+            .collect(),
+        priority,
+    }
 }
 
 fn limit(name: &str, count: u32, device: Option<u32>) -> Limit {

@@ -28,8 +28,7 @@ pub(super) struct Reference {
 
 impl Reference {
     pub(super) fn new(settings: Settings) -> Self {
-        let (queue, instances, actions) = (Vec::new(), Vec::new(), VecDeque::new());
-        Self { settings, queue, instances, sent: 0, actions, stopping: false }
+        Self { settings, queue: Vec::new(), instances: Vec::new(), sent: 0, actions: VecDeque::new(), stopping: false }
     }
 
     fn item(&self, ticket: Ticket, queued: Instant) -> Item {
@@ -90,7 +89,10 @@ impl Reference {
         }
         let max_preferred = *preferred.iter().max()?;
         let first = self.queue.first()?;
-        let (mut taken, mut items, mut best, mut stopped) = (0, 0, None, false);
+        let mut taken = 0;
+        let mut items = 0;
+        let mut best = None;
+        let mut stopped = false;
         for item in &self.queue {
             let size = item.ticket.batch_size.max(1);
             if taken > 0 {
@@ -127,7 +129,8 @@ impl Reference {
             let Some(chosen) = self.instances.iter_mut().min_by_key(|(_, in_flight, sent)| (*in_flight, *sent)) else {
                 return;
             };
-            let (instance, in_flight) = (chosen.0, chosen.1);
+            let instance = chosen.0;
+            let in_flight = chosen.1;
             if in_flight >= self.settings.max_in_flight() {
                 return;
             }
@@ -185,11 +188,14 @@ impl Scheduler for Reference {
 
     fn requeue(&mut self, ticket: Ticket, queued: Instant, _now: Instant) {
         let item = self.item(ticket, queued);
-        let younger = |other: &Item| {
-            (other.level, other.delayed) == (item.level, false)
-                && (other.queued, other.ticket.request) > (item.queued, item.ticket.request)
-        };
-        let index = self.queue.iter().position(younger).unwrap_or(self.queue.len());
+        let index = self
+            .queue
+            .iter()
+            .position(|other| {
+                (other.level, other.delayed) == (item.level, false)
+                    && (other.queued, other.ticket.request) > (item.queued, item.ticket.request)
+            })
+            .unwrap_or(self.queue.len());
         self.queue.insert(index, item);
     }
 
@@ -199,8 +205,7 @@ impl Scheduler for Reference {
 
     fn reject_all(&mut self, reason: RejectReason, _now: Instant) {
         self.queue.sort_by_key(|item| (item.level, item.delayed));
-        let reject = |item: Item| Action::Reject { request: item.ticket.request, reason };
-        self.actions.extend(self.queue.drain(..).map(reject));
+        self.actions.extend(self.queue.drain(..).map(|item| Action::Reject { request: item.ticket.request, reason }));
     }
 
     fn reject_queued_before(&mut self, queued: Instant, reason: RejectReason, _now: Instant) {
@@ -216,8 +221,7 @@ impl Scheduler for Reference {
         let idle = self.instances.iter().any(|known| known.1 == 0);
         let delay = Duration::from_micros(self.settings.max_queue_delay_us);
         let oldest = self.queue.iter().map(|item| item.queued).min().filter(|_| idle).map(|oldest| oldest + delay);
-        let woken = |item: &&Item| idle || !self.delays(item);
-        self.queue.iter().filter(woken).filter_map(|item| item.deadline).chain(oldest).min()
+        self.queue.iter().filter(|item| idle || !self.delays(item)).filter_map(|item| item.deadline).chain(oldest).min()
     }
 
     fn poll_action(&mut self, now: Instant) -> Option<Action> {

@@ -135,7 +135,7 @@ NUMBERS = {
 
 def test_every_error_code_and_reason_is_listed():
     """The reference has the table of the server's error codes, and each reason of failed requests."""
-    source = (ROOT / "src/error.rs").read_text()
+    source = (ROOT / "src/base/error.rs").read_text()
     codes = {(http, NUMBERS[int(grpc)]) for http, grpc in re.findall(r"Self::\w+ => \((\d+), (\d+)\)", source)}
     table = rows("reference/errors.md")
     assert codes and codes <= {(row[1], row[0]) for row in table}

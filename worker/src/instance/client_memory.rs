@@ -176,7 +176,7 @@ impl<'a> Gatherer<'_, 'a> {
                 false => self.memory.regions().read(piece.region, piece.offset, &mut own).map_err(Some),
             };
             let read = read.and_then(|()| {
-                let checked = check_strings((name, self.model), &[&own], piece.elements);
+                let checked = check_strings(name, self.model, &[&own], piece.elements);
                 checked.map_err(|wrong| Some(self.wrong_texts(piece.request, wrong.message, wrong.prefixed)))
             });
             if let Err(error) = read {

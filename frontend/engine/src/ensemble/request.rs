@@ -297,7 +297,7 @@ impl<M: Members> EnsembleRequest<M> {
         let sums = &mut self.times.sums;
         *sums = (sums.0 + input, sums.1 + infer, sums.2 + output);
         let took = clock::now().ns_since(running.since);
-        record::ensemble_step(self.metrics(), self.version.series(), (running.step, model), took);
+        record::ensemble_step(self.metrics(), self.version.series(), running.step, model, took);
     }
 }
 

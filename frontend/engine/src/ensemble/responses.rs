@@ -79,7 +79,7 @@ impl<M: Members> Responses<M> {
         let now = clock::now();
         let version = self.unanswered.version.clone();
         let _transaction = version.series().begin();
-        record::response_done(version.series(), self.count, kind, (now.ns_since(self.latest), 0));
+        record::response_done(version.series(), self.count, kind, now.ns_since(self.latest), 0);
         if self.count == 0 && !empty {
             record::first_response(version.series(), now.ns_since(self.unanswered.started));
         }

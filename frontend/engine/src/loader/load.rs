@@ -198,7 +198,8 @@ impl Loader {
         }
         let seconds = time.as_secs_f64();
         record::model_load_duration(&series, seconds);
-        record::memory_usage(&series, instances.memory(), self.gpu_memory(&instances).await);
+        let (bytes, pinned) = instances.memory();
+        record::memory_usage(&series, bytes, pinned, self.gpu_memory(&instances).await);
         log_warnings(&model, &config);
         tracing::info!(%model, engine = loaded.engine, instances = placements.len(), "model ready in {seconds:.3} s");
         Ok(Serving {
@@ -280,7 +281,8 @@ impl Loader {
                 share.set(size);
                 room.set(MemoryBytes::default());
             }
-            record::memory_usage(&serving.series, instances.memory(), self.gpu_memory(instances).await);
+            let (bytes, pinned) = instances.memory();
+            record::memory_usage(&serving.series, bytes, pinned, self.gpu_memory(instances).await);
             tracing::info!(model = %serving.model, instances = placements.len(), "instances changed in place");
         }
         let config = match serving.config.parameters.get("engine") {

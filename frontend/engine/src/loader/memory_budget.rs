@@ -262,8 +262,8 @@ impl Loader {
     pub(super) async fn measure_loaded(self: &Arc<Self>, model: &ToLoad<'_>, loaded: Loaded<'_>) -> Result<(), String> {
         let Loaded { share, pids, time, fingerprint } = loaded;
         let instances = self.instances_by_memory(model.config, model.version);
-        let (version, now) = ((model.name, model.version), clock::now());
-        let recent = self.memory.sizes().recent(version, (fingerprint, now), &instances);
+        let now = clock::now();
+        let recent = self.memory.sizes().recent(model.name, model.version, fingerprint, now, &instances);
         let (bytes, measured) = match recent {
             // The kernel walks all pages of a process to answer, for 0.3 ms and more, and the versions are measured each second anyway.
             Some(known) => known,

@@ -7,7 +7,7 @@ use std::sync::{Arc, PoisonError};
 use pharos::data::Data;
 use pharos::id::{CorrelationId, InstanceId, RequestId};
 use pharos::infer::{InferInput, InferRequest, RequestedOutput};
-use pharos::metrics::emitter::shortened;
+use pharos::metrics::text_lines::shortened;
 use pharos::model::{Scheduling, SequenceBatching};
 use pharos::scheduler::{SequenceCounts, SlotStep};
 use pharos::tensor::{Tensor, element_count};

@@ -421,9 +421,10 @@ impl Driver {
             Err(_) => ResponseKind::Fail,
         };
         request_trace::answered(&part.request, &answer, last.then_some(&timeline));
-        let times = (stamps.output_start.ns_since(since), stamps.end.ns_since(stamps.output_start.max(since)));
+        let infer_ns = stamps.output_start.ns_since(since);
+        let output_ns = stamps.end.ns_since(stamps.output_start.max(since));
         let transaction = self.series.begin();
-        record::response_done(&self.series, number, what, times);
+        record::response_done(&self.series, number, what, infer_ns, output_ns);
         if number == 0 && !empty {
             record::first_response(&self.series, timeline.request_ns());
         }

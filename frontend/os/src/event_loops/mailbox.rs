@@ -2,9 +2,10 @@
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 thread_local! {
@@ -60,7 +61,7 @@ impl Mailbox {
 
     /// Gives short work to the loop. Work from one thread is done in its order.
     pub fn give(&self, work: impl FnOnce() + Send + 'static) {
-        self.0.work.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(work));
+        self.0.work.lock().push(Box::new(work));
         // Either the loop sees the work before it sleeps, or this sees that it sleeps: both under one total order.
         if self.0.sleeps.swap(false, Ordering::SeqCst) {
             self.0.handle.spawn(async {});
@@ -71,7 +72,7 @@ impl Mailbox {
     pub(super) fn empty(&self) {
         // Exchanged for the list of the last time, so that adding work need not allocate another list.
         let mut work = DONE_WORK.take();
-        std::mem::swap(&mut work, &mut *self.0.work.lock().unwrap_or_else(PoisonError::into_inner));
+        std::mem::swap(&mut work, &mut *self.0.work.lock());
         for one in work.drain(..) {
             // A panic must not end the loop.
             let _ = catch_unwind(AssertUnwindSafe(one));
@@ -82,7 +83,7 @@ impl Mailbox {
     /// Asks to be woken. Returns `false` if work waits already.
     pub(super) fn sleep(&self) -> bool {
         self.0.sleeps.store(true, Ordering::SeqCst);
-        self.0.work.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        self.0.work.lock().is_empty()
     }
 
     /// Withdraws the request of [`Mailbox::sleep`].

@@ -5,9 +5,11 @@
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// The maximum number of bytes that wait for one destination. The same number may wait while they are written.
 const MAX_WAITING: usize = 4 << 20;
@@ -131,7 +133,7 @@ impl Outlet {
 
     /// Waits until the thread has ended, at most for `limit`. A thread that hangs in a write ends with the process.
     pub(super) fn finish(&self, limit: Duration) {
-        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = self.ended.lock();
         let _ = ended.recv_timeout(limit);
     }
 
@@ -145,7 +147,7 @@ impl Outlet {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 
     /// Runs the thread.
@@ -176,7 +178,7 @@ impl Shared {
         let mut queue = self.lock();
         while queue.is_idle() {
             queue.asleep = true;
-            queue = self.wake.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            self.wake.wait(&mut queue);
         }
         if !self.form.collected.is_zero() && !queue.stopped {
             drop(queue);

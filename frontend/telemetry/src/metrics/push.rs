@@ -4,9 +4,10 @@
 //! it, which loses no count: cumulative values contain it, and deltas start at the last accepted export. One log line reports
 //! the loss of the collector, another its return.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use pharos::metrics::builtin::Builtin;
 use pharos::metrics::cache::Cache;
 use pharos::metrics::otlp::{Aggregation, Encoder, Export, Temporality};
@@ -168,7 +169,7 @@ impl Pusher {
         let cache = self.cache.clone();
         let encoded = blocking::run(move || {
             observe();
-            encoder.lock().unwrap_or_else(PoisonError::into_inner).encode(&cache, clock::wall_ns())
+            encoder.lock().encode(&cache, clock::wall_ns())
         });
         // A panic is already logged; the next export follows.
         encoded.await.unwrap_or_default()
@@ -206,7 +207,7 @@ impl Pusher {
             tracing::warn!("the collector of metrics at {url} rejected {refused} of {points} data points: {reason}");
         }
         self.not_before = None;
-        self.encoder.lock().unwrap_or_else(PoisonError::into_inner).accepted(export);
+        self.encoder.lock().accepted(export);
         self.count(ACCEPTED, 1);
         self.cache.count(Builtin::OtlpPoints, &[ACCEPTED], (points - refused) as f64);
         self.cache.count(Builtin::OtlpPoints, &[REJECTED], refused as f64);

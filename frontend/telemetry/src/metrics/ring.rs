@@ -6,15 +6,16 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use pharos::metrics::builtin::Builtin;
 use pharos::metrics::cache::{Cache, Series};
 use pharos::metrics::channel;
-use pharos::metrics::emitter::LostSamples;
 use pharos::metrics::feed::Feed;
 use pharos::metrics::labels::Source;
+use pharos::metrics::log_throttle::LostSamples;
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use tokio::net::unix::pipe;
@@ -144,7 +145,7 @@ impl Ring {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -9,9 +9,10 @@ mod visible;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use pharos_os::blocking;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -204,7 +205,7 @@ impl Devices {
 
     /// Returns why a device is lost, if it is and an instance uses it.
     pub fn lost(&self, number: u32) -> Option<String> {
-        let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let watched = self.watched.lock();
         watched.lost.get(&number).cloned().flatten()
     }
 
@@ -284,7 +285,7 @@ impl Devices {
 
     /// Checks a device from now on. The first one starts the checking thread.
     fn watch(self: &Arc<Self>, number: u32) {
-        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watched = self.watched.lock();
         let is_first = watched.lost.is_empty();
         watched.lost.insert(number, None);
         drop(watched);
@@ -300,13 +301,12 @@ impl Devices {
     /// Checks the devices in use once.
     fn check_watched(&self) {
         let Some(gpus) = &self.gpus else { return };
-        let numbers: Vec<u32> =
-            self.watched.lock().unwrap_or_else(PoisonError::into_inner).lost.keys().copied().collect();
+        let numbers: Vec<u32> = self.watched.lock().lost.keys().copied().collect();
         for number in numbers {
             let Some(bus) = self.shown.bus_number(number) else { continue };
             let name = format!("GPU {number}{}", self.called(gpus, number));
             let lost = gpus.check(bus).err().map(|reason| format!("{name} is lost: {reason}"));
-            self.watched.lock().unwrap_or_else(PoisonError::into_inner).lost.insert(number, lost);
+            self.watched.lock().lost.insert(number, lost);
         }
     }
 }

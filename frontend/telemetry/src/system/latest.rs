@@ -1,7 +1,8 @@
 //! The latest readings of the host and the GPUs, for callers that cannot wait for them.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use pharos::timeline::Instant;
 
 use super::gpu::GpuReading;
@@ -23,12 +24,12 @@ impl<T> Default for Recent<T> {
 
 impl<T> Recent<T> {
     fn set(&self, value: T, until: Instant) {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((until, value));
+        *self.last.lock() = Some((until, value));
     }
 
     /// Returns what `of` returns for the value; `None` without a valid one.
     fn read<R>(&self, now: Instant, of: impl FnOnce(&T) -> Option<R>) -> Option<R> {
-        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = self.last.lock();
         last.as_ref().filter(|(until, _)| now <= *until).and_then(|(_, value)| of(value))
     }
 }

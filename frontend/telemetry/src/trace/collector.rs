@@ -6,13 +6,14 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use pharos::metrics::emitter::Throttle;
+use parking_lot::{Mutex, MutexGuard};
+use pharos::metrics::log_throttle::Throttle;
 use pharos::otlp::{Rejected, Signal, SplitMix, resource_attributes};
 use pharos::request_trace::{Finished, PartIds, Sink};
 use pharos::trace::otlp;
@@ -49,7 +50,7 @@ struct Queue {
 
 impl Queue {
     fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiting.lock()
     }
 
     fn stopping(&self) -> bool {
@@ -131,7 +132,7 @@ impl Destination for Exporter {
     fn stop(&self, limit: Duration) {
         self.queue.stopping.store(true, Ordering::Release);
         self.queue.wake.notify_one();
-        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = self.ended.lock();
         if ended.recv_timeout(limit).is_err() {
             tracing::error!("the last traces could not be sent to {} in time", self.collector.endpoint.url);
         }

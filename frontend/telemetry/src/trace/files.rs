@@ -10,13 +10,14 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, SyncSender};
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use pharos::metrics::emitter::Throttle;
+use parking_lot::Mutex;
+use pharos::metrics::log_throttle::Throttle;
 use pharos::request_trace::{Finished, PartIds, Sink};
 use pharos::trace::file::{BETWEEN, CLOSE, OPEN, append};
 use rustix::fs::{Access, access};
@@ -97,7 +98,7 @@ impl Destination for Files {
         {
             thread::sleep(Duration::from_millis(5));
         }
-        let ended = self.ended.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let ended = self.ended.lock();
         if ended.recv_timeout(deadline - clock::now()).is_err() {
             tracing::error!("the last traces could not be written in time");
         }

@@ -5,11 +5,12 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use parking_lot::Mutex;
 
 const PLAIN: &str = ".log";
 const COMPRESSED: &str = ".log.gz";
@@ -72,7 +73,7 @@ impl Archive {
         let keep = self.keep;
         let compressing = self.compressing.clone();
         let thread = thread::Builder::new().name("tslog-archive".into()).spawn(move || {
-            let _compressing = compressing.lock().unwrap_or_else(PoisonError::into_inner);
+            let _compressing = compressing.lock();
             if let Err(error) = compress_all(&directory, &name, keep) {
                 tracing::error!(
                     "cannot compress the archived metric logs of '{name}' in '{}': {error}",

@@ -5,9 +5,10 @@ use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use pharos::metrics::tslog::File;
 use pharos::timeline::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -43,7 +44,7 @@ impl Folder {
 
     /// Creates the directory and locks it for this process.
     fn ensure_locked(&self) -> io::Result<()> {
-        let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lock = self.lock.lock();
         if lock.is_some() {
             return Ok(());
         }

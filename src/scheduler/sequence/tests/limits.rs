@@ -4,8 +4,10 @@ use super::*;
 
 #[test]
 fn limits_reject_on_arrival() {
-    let limits = |sequences: &mut SequenceSettings| (sequences.max_backlog, sequences.max_queue) = (Some(1), 1);
-    let mut bench = Bench::new(with(oldest(1), limits), 1);
+    let mut bench = Bench::new(
+        with(oldest(1), |sequences: &mut SequenceSettings| (sequences.max_backlog, sequences.max_queue) = (Some(1), 1)),
+        1,
+    );
     bench.send(&["(a"]);
     bench.check(["1: (1"]);
     bench.send(&["a", "a", "(b", "(c", "c"]);
@@ -16,10 +18,12 @@ fn limits_reject_on_arrival() {
 
 #[test]
 fn a_sequence_with_an_implicit_start_may_be_rejected_for_lack_of_slots() {
-    let implicit = |sequences: &mut SequenceSettings| {
-        (sequences.implicit_start, sequences.max_backlog) = (true, Some(0));
-    };
-    let mut bench = Bench::new(with(oldest(1), implicit), 1);
+    let mut bench = Bench::new(
+        with(oldest(1), |sequences: &mut SequenceSettings| {
+            (sequences.implicit_start, sequences.max_backlog) = (true, Some(0));
+        }),
+        1,
+    );
     bench.send(&["a", "a", "b", "a)"]);
     bench.check(["3 QueueFull", "1: (1"]);
     for batch in ["1: 2", "1: 4)"] {

@@ -63,7 +63,8 @@ impl Bench {
     fn send_with(&mut self, text: &str, timeout_us: u64) {
         self.next += 1;
         let name = text.trim_matches(['(', ')', '\'']);
-        let (start, end) = (text.starts_with('('), text.contains(')'));
+        let start = text.starts_with('(');
+        let end = text.contains(')');
         let shape_key = u64::from(text.contains('\''));
         let sequence = Some(InSequence { id: CorrelationId::String(name.to_owned()), start, end });
         let request = RequestId(self.next);
@@ -73,24 +74,28 @@ impl Bench {
 
     /// Returns the actions that are due now, as text.
     fn actions(&mut self) -> Vec<String> {
-        let text = |action| match action {
-            Action::ExecuteSteps { instance, slots, reason } => {
-                let slot = |slot: Option<SlotStep>| match slot {
-                    None => "-".to_owned(),
-                    Some(SlotStep { request, start, end, .. }) => {
-                        format!("{}{}{}", if start { "(" } else { "" }, request.0, if end { ")" } else { "" })
-                    }
-                };
-                let slots: Vec<String> = slots.into_iter().map(slot).collect();
-                let reason = if reason == SendReason::Idle { String::new() } else { format!(" {}", reason.as_str()) };
-                format!("{}: {}{reason}", instance.0, slots.join(" "))
-            }
-            Action::Reject { request, reason } => format!("{} {reason:?}", request.0),
-            Action::SequenceRestarted { request } => format!("{} restarts", request.0),
-            Action::SequencesEnded { instance, keys } => format!("{} ended {keys:?}", instance.0),
-            other => format!("{other:?}"),
-        };
-        std::iter::from_fn(|| self.scheduler.poll_action(self.now)).map(text).collect()
+        std::iter::from_fn(|| self.scheduler.poll_action(self.now))
+            .map(|action| match action {
+                Action::ExecuteSteps { instance, slots, reason } => {
+                    let slots: Vec<String> = slots
+                        .into_iter()
+                        .map(|slot| match slot {
+                            None => "-".to_owned(),
+                            Some(SlotStep { request, start, end, .. }) => {
+                                format!("{}{}{}", if start { "(" } else { "" }, request.0, if end { ")" } else { "" })
+                            }
+                        })
+                        .collect();
+                    let reason =
+                        if reason == SendReason::Idle { String::new() } else { format!(" {}", reason.as_str()) };
+                    format!("{}: {}{reason}", instance.0, slots.join(" "))
+                }
+                Action::Reject { request, reason } => format!("{} {reason:?}", request.0),
+                Action::SequenceRestarted { request } => format!("{} restarts", request.0),
+                Action::SequencesEnded { instance, keys } => format!("{} ended {keys:?}", instance.0),
+                other => format!("{other:?}"),
+            })
+            .collect()
     }
 
     fn check<const N: usize>(&mut self, expected: [&str; N]) {

@@ -285,7 +285,8 @@ fn random_runs_keep_the_invariants() {
         let mut random = Random(seed);
         let settings = Settings { max_batch_size: 1 + random.below(4) as u32, ..overlapping(2) };
         let most = settings.max_batch_size as usize;
-        let (mut bench, mut seen) = (Bench::new(settings, 2), Seen::default());
+        let mut bench = Bench::new(settings, 2);
+        let mut seen = Seen::default();
         for turn in 0..300 {
             if turn < 100 && random.chance(2) {
                 let name = ["a", "b", "c", "d"][random.below(4) as usize];

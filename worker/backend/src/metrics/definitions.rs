@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use pharos::metrics::alignment::align;
 use pharos::metrics::cache::SampleError;
 use pharos::metrics::catalog::{Kind, RECORDED_BY_WORKER, WorkerLabel};
 use pharos::metrics::channel::{Definition, Described};
-use pharos::metrics::emitter::prometheus_name;
+use pharos::metrics::label_schema::LabelSchema;
+use pharos::metrics::text_lines::prometheus_name;
 use pharos::metrics::unit::Conversion;
 use pharos::metrics::worker_lines;
 use pharos::metrics::worker_metrics::{WorkerMetric, WorkerMetrics};
@@ -171,8 +171,8 @@ impl Definitions {
             None if RECORDED_BY_WORKER.contains(&&*name) => return Ok(None),
             None => self.detect(&name, sample)?,
         };
-        let default = |label: &str| Some(self.defaults.of(label).unwrap_or_default());
-        let values = align(&name, sample.dimensions, named.names(), WorkerLabel::is_appended, default)?;
+        let schema = LabelSchema::new(&name, named.names()).accepting_appended();
+        let values = schema.align(sample.dimensions, |label| Some(self.defaults.of(label).unwrap_or_default()))?;
         let values = values.into_iter().map(str::to_owned).collect();
         Ok(Some((named, values)))
     }
@@ -189,7 +189,7 @@ impl Definitions {
         }
         let has_labels = |named: &&Arc<Named>| {
             let names = named.names();
-            let is_filled = |name: &String| labels.contains(name) || WorkerLabel::of(name) == Some(WorkerLabel::Host);
+            let is_filled = |name: &String| labels.contains(name) || WorkerLabel::is_host(name);
             labels.iter().all(|label| names.contains(label)) && names.iter().all(is_filled)
         };
         let added = self.added.iter().filter(|((known, _), _)| known == name).map(|(_, named)| named);

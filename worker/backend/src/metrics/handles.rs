@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use pharos::metrics::cache::SampleError;
-use pharos::metrics::catalog::{Kind, WorkerLabel};
+use pharos::metrics::catalog::Kind;
 use pharos::metrics::channel::Definition;
+use pharos::metrics::label_schema::LabelSchema;
 use pharos::timeline::Instant;
 
 use super::sink::Requests;
@@ -63,29 +64,11 @@ impl Named {
         self.on.load(Ordering::Relaxed)
     }
 
-    /// Returns the names and values of all labels. If the number of values equals the number of dimensions without a default, the
-    /// values belong to those. If it equals the number of dimensions that are not appended, they belong to those. Otherwise they
-    /// belong to the first dimensions, of those that the model named, and the others need a default.
+    /// Returns the names and values of all labels: see [`LabelSchema::align_values`].
     fn labels(&self, values: &[&str]) -> Result<Vec<(String, String)>, SampleError> {
-        let count = |free: &dyn Fn(&str, bool) -> bool| {
-            self.names.iter().zip(&self.defaults).filter(|(name, default)| free(name, default.is_none())).count()
-        };
-        let only_free = values.len() == count(&|_, free| free);
-        let only_own = values.len() == count(&|name, free| free || !WorkerLabel::is_appended(name));
-        let mut values_left = values.iter();
-        let mut labels = Vec::with_capacity(self.names.len());
-        for (name, default) in self.names.iter().zip(&self.defaults) {
-            let filled = default.is_some() && (only_free || (only_own && WorkerLabel::is_appended(name)));
-            let given = if filled { None } else { values_left.next() };
-            if let Some(value) = given.map(|value| (*value).to_owned()).or_else(|| default.clone()) {
-                labels.push((name.clone(), value));
-            }
-        }
-        if labels.len() == self.names.len() && values.len() <= self.count {
-            return Ok(labels);
-        }
-        let given = values.iter().map(|_| "_".to_owned()).collect();
-        Err(SampleError::WrongLabels { metric: self.name.clone(), expected: self.names.clone(), given })
+        let schema = LabelSchema::new(&self.name, &self.names);
+        let values = schema.align_values(values, self.count, &self.defaults)?;
+        Ok(self.names.iter().cloned().zip(values.into_iter().map(str::to_owned)).collect())
     }
 
     fn check(&self, value: f64) -> Result<(), SampleError> {
@@ -116,7 +99,7 @@ impl Metric {
 
     /// Records a sample for the requests of the batch that this thread executes, if any: a counter's increment, a gauge's value,
     /// or an observation. The values belong to the dimensions in the order given to `add_metric`. Those that the worker can fill
-    /// in ([`WorkerLabel`]) may be omitted, all of them or only the appended ones.
+    /// in ([`WorkerLabel`](pharos::metrics::catalog::WorkerLabel)) may be omitted, all of them or only the appended ones.
     pub fn add_or_update(&self, value: f64, dimension_values: &[&str]) {
         self.add_or_update_for(value, dimension_values, Requests::Batch);
     }

@@ -7,7 +7,7 @@ use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use pharos::metrics::channel::{Definition, Described, PushError, Sample, Writer};
-use pharos::metrics::emitter::LostSamples;
+use pharos::metrics::log_throttle::LostSamples;
 use pharos::metrics::tslog::push_request_id;
 use pharos::timeline::Instant;
 use pharos::wire::BatchRequest;

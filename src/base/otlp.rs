@@ -10,9 +10,9 @@ use prost::Message;
 
 /// The generated messages, including those that nothing here uses.
 #[allow(dead_code, missing_docs, unreachable_pub, unused_qualifications, clippy::all)]
-pub(crate) mod proto {
+pub mod proto {
     include!(concat!(env!("OUT_DIR"), "/otlp.rs"));
-    pub(crate) use opentelemetry::proto::{collector, common, metrics, resource, trace};
+    pub use opentelemetry::proto::{collector, common, metrics, resource, trace};
 }
 
 use proto::collector::metrics::v1::ExportMetricsServiceResponse;
@@ -138,7 +138,8 @@ pub fn retry_delay(details: &[u8]) -> Option<Duration> {
     let status = Status::decode(details).ok()?;
     let info = status.details.iter().find(|detail| detail.type_url.ends_with("/google.rpc.RetryInfo"))?;
     let delay = RetryInfo::decode(info.value.as_slice()).ok()?.retry_delay.unwrap_or_default();
-    let (seconds, nanos) = (u64::try_from(delay.seconds).ok()?, u32::try_from(delay.nanos).ok()?);
+    let seconds = u64::try_from(delay.seconds).ok()?;
+    let nanos = u32::try_from(delay.nanos).ok()?;
     // `Duration::new` panics if the nanoseconds overflow the seconds.
     Some(Duration::from_secs(seconds).saturating_add(Duration::from_nanos(nanos.into())))
 }
@@ -150,21 +151,26 @@ pub fn resource_attributes(given: &[(String, String)]) -> Vec<(String, String)> 
         ("telemetry.sdk.language", "rust"),
         ("telemetry.sdk.version", env!("CARGO_PKG_VERSION")),
     ];
-    let is_given = |key: &str| given.iter().any(|(known, _)| known == key);
-    let own = own.iter().filter(|(key, _)| !is_given(key)).map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+    let own = own
+        .iter()
+        .filter(|(key, _)| !given.iter().any(|(known, _)| known == key))
+        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
     own.chain(given.iter().cloned()).collect()
 }
 
-pub(crate) fn resource(attributes: &[(String, String)]) -> Resource {
+/// Returns a resource with these attributes.
+pub fn resource(attributes: &[(String, String)]) -> Resource {
     let attributes = attributes.iter().map(|(key, value)| text(key, value)).collect();
     Resource { attributes, ..Resource::default() }
 }
 
-pub(crate) fn text(key: &str, value: &str) -> KeyValue {
+/// Returns an attribute whose value is a text.
+pub fn text(key: &str, value: &str) -> KeyValue {
     attribute(key, any_value::Value::StringValue(value.to_owned()))
 }
 
-pub(crate) fn number(key: &str, value: u64) -> KeyValue {
+/// Returns an attribute whose value is a number; `i64::MAX` if it is larger.
+pub fn number(key: &str, value: u64) -> KeyValue {
     attribute(key, any_value::Value::IntValue(i64::try_from(value).unwrap_or(i64::MAX)))
 }
 

@@ -12,6 +12,7 @@ pub struct Instant(pub u64);
 
 impl Instant {
     /// Returns the nanoseconds from `earlier` to `self`; 0 if `earlier` is later.
+    #[inline]
     pub fn ns_since(self, earlier: Instant) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
@@ -54,7 +55,8 @@ named_enum! {
 
 impl SendReason {
     /// Returns the position in `ALL`.
-    pub(crate) fn index(self) -> usize {
+    #[inline]
+    pub fn index(self) -> usize {
         self as usize
     }
 }
@@ -75,6 +77,7 @@ pub struct ComputeStamps {
 impl ComputeStamps {
     /// Clamps the stamps to `from` and `to`: a worker can send any numbers, and their differences are added to counters.
     #[must_use]
+    #[inline]
     pub fn within(self, from: Instant, to: Instant) -> Self {
         let inside = |at: Instant| at.max(from).min(to);
         Self {
@@ -86,6 +89,7 @@ impl ComputeStamps {
     }
 
     /// Returns the nanoseconds spent on inputs, the model and outputs. Never negative.
+    #[inline]
     pub fn durations_ns(&self) -> (u64, u64, u64) {
         (
             self.input_end.ns_since(self.start),
@@ -93,6 +97,11 @@ impl ComputeStamps {
             self.end.ns_since(self.output_start),
         )
     }
+}
+
+/// Returns whether the deadline of a request, if it has one, has passed.
+pub fn is_late(deadline: Option<Instant>, now: Instant) -> bool {
+    deadline.is_some_and(|deadline| now >= deadline)
 }
 
 /// The result of looking a request up in the response cache.
@@ -128,16 +137,19 @@ pub struct Timeline {
 
 impl Timeline {
     /// Returns the nanoseconds from `request_start` to `request_end`.
+    #[inline]
     pub fn request_ns(&self) -> u64 {
         self.request_end.ns_since(self.request_start)
     }
 
     /// Returns the nanoseconds until the response can be sent: the sum of `request_ns` and `insertion_ns`.
+    #[inline]
     pub fn charged_ns(&self) -> u64 {
         self.request_ns().saturating_add(self.insertion_ns)
     }
 
     /// Returns the nanoseconds in the queue: from `queue_start` to the worker's start of the batch.
+    #[inline]
     pub fn queue_ns(&self) -> u64 {
         self.compute.start.ns_since(self.queue_start)
     }

@@ -1,6 +1,6 @@
 //! Shared memory between the frontend and its workers: anonymous files (`memfd`), sealed and mapped.
 //!
-//! This is the only module of the core with `unsafe`. It has two kinds of access:
+//! This is the only module of the crate with `unsafe`. It has two kinds of access:
 //!
 //! * Safe: [`SharedMemory::words`] (every 8 bytes as an atomic) and [`SharedMemory::copy_in`] /
 //!   [`SharedMemory::copy_out`]. Concurrent writes of the other process only change the bytes that these return.
@@ -18,8 +18,8 @@ use memmap2::{MmapOptions, MmapRaw, UncheckedAdvice};
 use rustix::fs::{MemfdFlags, SealFlags};
 
 /// The atomics of modules that `tests/loom` compiles with doubles of them.
-pub(crate) mod atomic {
-    pub(crate) use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
+pub mod atomic {
+    pub use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
 }
 
 /// Creates an anonymous file of `len` bytes, all zero, sealed against shrinking, growing and further seals.
@@ -68,6 +68,7 @@ impl SharedMemory {
     }
 
     /// Returns the length of the mapping in bytes; never 0.
+    #[inline]
     pub fn len(&self) -> usize {
         self.map.len()
     }
@@ -78,6 +79,7 @@ impl SharedMemory {
     }
 
     /// Returns the start of the mapping, aligned to a page and valid for [`SharedMemory::len`] bytes while `self` lives.
+    #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
         self.map.as_mut_ptr()
     }
@@ -85,6 +87,7 @@ impl SharedMemory {
     /// Returns the whole mapping as 64-bit words in native byte order, without up to 7 trailing bytes.
     ///
     /// Words that either side also accesses through slices lose the guarantees of atomics: use one kind of access per range.
+    #[inline]
     pub fn words(&self) -> &[AtomicU64] {
         // SAFETY: the mapping is page-aligned, readable and writable for its length, and lives as long as `self`. Any bit
         // pattern is an AtomicU64, and atomics allow changes by other threads and processes.
@@ -92,6 +95,7 @@ impl SharedMemory {
     }
 
     /// Returns the atomic word at the byte `offset`; `None` if it exceeds the mapping or `offset` is not a multiple of 8.
+    #[inline]
     pub fn atomic_u64(&self, offset: usize) -> Option<&AtomicU64> {
         if !offset.is_multiple_of(size_of::<AtomicU64>()) {
             return None;
@@ -101,6 +105,7 @@ impl SharedMemory {
 
     /// Copies `bytes` to `offset`. Returns false and writes nothing if they do not fit.
     #[must_use]
+    #[inline]
     pub fn copy_in(&self, offset: usize, bytes: &[u8]) -> bool {
         let Some(to) = self.range(offset, bytes.len()) else { return false };
         // SAFETY: `range` checked that the destination lies in the mapping. Source and destination cannot overlap: no safe
@@ -113,6 +118,7 @@ impl SharedMemory {
     ///
     /// While another process writes the range, the result may mix old and new bytes.
     #[must_use]
+    #[inline]
     pub fn copy_out(&self, offset: usize, bytes: &mut [u8]) -> bool {
         let Some(from) = self.range(offset, bytes.len()) else { return false };
         // SAFETY: `range` checked that the source lies in the mapping; `bytes` is exclusively borrowed, so they do not overlap.
@@ -127,6 +133,7 @@ impl SharedMemory {
     /// process that follows the protocol (a range belongs to one side until a message hands it over). A peer that violates the
     /// protocol makes the bytes unpredictable, so readers must accept any bytes, read lengths and offsets from a checked message
     /// instead, and never base two decisions on the same bytes.
+    #[inline]
     pub unsafe fn slice(&self, offset: usize, len: usize) -> Option<&[u8]> {
         let start = self.range(offset, len)?;
         // SAFETY: the range lies in the mapping, which lives as long as `self`; the caller excludes writers.
@@ -139,6 +146,7 @@ impl SharedMemory {
     /// While the slice lives, nothing else may read or write the range; otherwise as for [`SharedMemory::slice`]. `self` is
     /// borrowed as shared so that disjoint ranges can be used at once; the caller (the arena allocator) must keep them disjoint.
     #[allow(clippy::mut_from_ref)]
+    #[inline]
     pub unsafe fn slice_mut(&self, offset: usize, len: usize) -> Option<&mut [u8]> {
         let start = self.range(offset, len)?;
         // SAFETY: the range lies in the mapping, which lives as long as `self`; the caller excludes other users.
@@ -190,7 +198,8 @@ mod tests {
     #[test]
     fn two_mappings_see_the_same_bytes() {
         let fd = create("test", 8192).unwrap();
-        let (a, b) = (SharedMemory::map(&fd, 8192).unwrap(), SharedMemory::map(&fd, 8192).unwrap());
+        let a = SharedMemory::map(&fd, 8192).unwrap();
+        let b = SharedMemory::map(&fd, 8192).unwrap();
         drop(fd);
         assert!(a.copy_in(8190, b"hi"));
         let mut read = [0; 2];

@@ -18,7 +18,7 @@ pub struct RequestId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InstanceId(pub u32);
 
-/// The tenant that a request belongs to, unique for the life of the frontend. The default is that of requests without one.
+/// The tenant that a request belongs to, unique for the life of the frontend. The default is the tenant of requests without one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantId(pub u16);
 
@@ -31,8 +31,8 @@ impl TenantId {
 
     /// Returns whether a tenant may have this name.
     pub fn is_name(name: &[u8]) -> bool {
-        let allowed = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:@/+=".contains(byte);
-        (1..=Self::LONGEST_NAME).contains(&name.len()) && name.iter().all(allowed)
+        (1..=Self::LONGEST_NAME).contains(&name.len())
+            && name.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-_.:@/+=".contains(byte))
     }
 }
 
