@@ -23,8 +23,8 @@ use pharos::scheduler::{self, InSequence, QueuePolicy, SequenceSettings, Sequenc
 use pharos::tensor::{DataType, Tensor};
 use pharos::timeline::{Instant, Timeline};
 use pharos::wire::{BatchRequest, Execute, InputBlock, PREFIX, ToWorker, decode_to_worker};
+use pharos_edge::load_report::Requested;
 use pharos_http::codec;
-use pharos_listener::load_report::Requested;
 
 const CONFIG: &str = include_str!("../../examples/models/simple/config.pbtxt");
 const JSON: &str = r#"{"inputs":[{"name":"INPUT0","datatype":"INT32","shape":[1,16],"parameters":{"binary_data_size":64}},{"name":"INPUT1","datatype":"INT32","shape":[1,16],"parameters":{"binary_data_size":64}}],"parameters":{"binary_data_output":true}}"#;

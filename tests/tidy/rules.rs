@@ -327,7 +327,7 @@ const fn package(manifest: &'static str, uses: &'static [&'static str], without:
 
 const NETWORK: &[&str] = &["tokio", "axum", "tonic", "hyper", "hyper-util", "tower"];
 /// The packages that an edge may use.
-const EDGE: &[&str] = &["pharos", "pharos-listener", "pharos-os"];
+const EDGE: &[&str] = &["pharos", "pharos-edge", "pharos-listener", "pharos-os"];
 
 /// The packages of ARCHITECTURE.md.
 pub(crate) const PACKAGES: &[Package] = &[
@@ -336,6 +336,7 @@ pub(crate) const PACKAGES: &[Package] = &[
     package("frontend/telemetry/Cargo.toml", &["pharos", "pharos-os"], &["axum"]),
     package("frontend/engine/Cargo.toml", &["pharos", "pharos-os", "pharos-telemetry"], &["axum", "tonic"]),
     package("frontend/listener/Cargo.toml", &["pharos", "pharos-os"], &[]),
+    package("frontend/edge/Cargo.toml", &["pharos", "pharos-listener", "pharos-os"], &["hyper", "hyper-util"]),
     package("frontend/http/Cargo.toml", EDGE, &["tonic"]),
     package("frontend/top/Cargo.toml", &["pharos", "pharos-os"], &["axum", "tonic"]),
     package("frontend/grpc/Cargo.toml", EDGE, &["axum", "serde_json"]),
@@ -344,6 +345,7 @@ pub(crate) const PACKAGES: &[Package] = &[
         "frontend/Cargo.toml",
         &[
             "pharos",
+            "pharos-edge",
             "pharos-engine",
             "pharos-grpc",
             "pharos-http",

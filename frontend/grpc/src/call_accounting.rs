@@ -18,13 +18,13 @@ use tonic::body::Body;
 use tonic::{Code, Status};
 
 use super::trace;
-use pharos_listener::access::routes::of_grpc;
-use pharos_listener::access::{Access, DeniedAnswer, Forward, GRPC_PREFIX, Guard};
-use pharos_listener::answering::{Account, Calls};
-use pharos_listener::deadline;
-use pharos_listener::load_report;
-use pharos_listener::observed_body::{BodyEnd, ObservedBody, grpc_status_in_head};
-use pharos_listener::request_log::Logged;
+use pharos_edge::access::routes::of_grpc;
+use pharos_edge::access::{Access, DeniedAnswer, Forward, GRPC_PREFIX, Guard};
+use pharos_edge::answering::{Account, Calls};
+use pharos_edge::deadline;
+use pharos_edge::load_report;
+use pharos_edge::observed_body::{BodyEnd, ObservedBody, grpc_status_in_head};
+use pharos_edge::request_log::Logged;
 use pharos_os::clock;
 
 /// The shared state of a call, through which its handler reports the outcome. Stored in the request's extensions.

@@ -22,10 +22,10 @@ use super::shared_memory;
 use super::statistics;
 use super::stream::{self, Answers};
 use super::trace;
-use pharos_listener::deadline;
-use pharos_listener::request_trace::{self, GRPC};
-use pharos_listener::response_timing::ResponseTiming;
-use pharos_listener::tenants;
+use pharos_edge::deadline;
+use pharos_edge::request_trace::{self, GRPC};
+use pharos_edge::response_timing::ResponseTiming;
+use pharos_edge::tenants;
 
 /// The extensions advertised, in Triton's order.
 const EXTENSIONS: [&str; 13] = [

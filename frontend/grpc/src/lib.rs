@@ -46,11 +46,12 @@ use self::inference::Inference;
 use self::load_report::OpenRca;
 use self::load_report::proto::open_rca_service_server::OpenRcaServiceServer;
 use self::proto::grpc_inference_service_server::GrpcInferenceServiceServer;
-use pharos_listener::access::routes::of_grpc;
-use pharos_listener::access::{Access, Forward};
+use pharos_edge::access::bounds_of;
+use pharos_edge::access::routes::of_grpc;
+use pharos_edge::access::{Access, Forward};
+use pharos_edge::response_timing::ResponseTiming;
 use pharos_listener::receiving::Budget;
-use pharos_listener::receiving::grpc::{Limits, MAX_MESSAGE, MessageTimeout, bounds_of, received};
-use pharos_listener::response_timing::ResponseTiming;
+use pharos_listener::receiving::grpc::{Limits, MAX_MESSAGE, MessageTimeout, received};
 use pharos_listener::{self as listener, PhaseReceiver, RequestBody};
 
 /// The generated messages and the service of package `inference`.

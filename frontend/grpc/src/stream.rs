@@ -26,8 +26,8 @@ use super::large_tensors::Inputs;
 use super::proto::{ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
 use super::trace;
 use super::window::{OpenRequest, Window};
-use pharos_listener::deadline;
-use pharos_listener::request_trace::{self, GRPC, Sending};
+use pharos_edge::deadline;
+use pharos_edge::request_trace::{self, GRPC, Sending};
 
 /// The number of responses of all decoupled models of one stream that may wait to be sent.
 const WAITING: usize = 4;

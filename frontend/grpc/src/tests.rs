@@ -424,7 +424,7 @@ mod descriptor {
 
 #[test]
 fn every_method_has_a_class() {
-    use pharos_listener::access::routes::{Class, class, of_grpc};
+    use pharos_edge::access::routes::{Class, class, of_grpc};
     let set = descriptor::Set::decode(FILE_DESCRIPTOR_SET).unwrap();
     let mut paths = Vec::new();
     for file in &set.file {

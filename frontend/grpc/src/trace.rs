@@ -11,8 +11,8 @@ use tonic::{Response, Status};
 
 use super::proto::trace_setting_response::SettingValue;
 use super::proto::{TraceSettingRequest, TraceSettingResponse};
-use pharos_listener::request_trace::GRPC;
-use pharos_listener::response_timing::AnswerTiming;
+use pharos_edge::request_trace::GRPC;
+use pharos_edge::response_timing::AnswerTiming;
 
 /// Applies the changes in the request and returns all settings.
 ///

@@ -11,8 +11,8 @@ use pharos::load_report::LoadReport;
 use pharos::service::{Protocol, Route};
 
 use super::{Edge, answer};
-use pharos_listener::access::{Denied, DeniedAnswer, Guard};
-use pharos_listener::answering::{Count, Gate};
+use pharos_edge::access::{Denied, DeniedAnswer, Guard};
+use pharos_edge::answering::{Count, Gate};
 
 impl Count for Edge {
     const PROTOCOL: Protocol = Protocol::Http;

@@ -1,5 +1,5 @@
 //! Builders for the answers of the HTTP edge. The failure reason is an extension of the response, from which the layer of
-//! [`pharos_listener::answering`] counts it.
+//! [`pharos_edge::answering`] counts it.
 
 use std::borrow::Cow;
 
@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, CONNECTION, CONTENT_TYPE, HeaderValue};
 use http::{Extensions, HeaderName, StatusCode};
 use pharos::error::{ErrorCode, InferError, Reason};
-use pharos_listener::answering::Outcome;
+use pharos_edge::answering::Outcome;
 
 /// An extension of a request: the status of errors for which a platform expects another one than Triton's.
 #[derive(Clone, Copy)]

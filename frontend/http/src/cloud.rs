@@ -22,11 +22,11 @@ use super::answer::Failure;
 use super::codec::HEADER_LENGTH;
 use super::dispatch::Dispatch;
 use super::{Edge, Settings, answer, metrics, refused};
+use pharos_edge::answering::{self, Account};
+use pharos_edge::http_service::{Handle, HttpService};
+use pharos_edge::routing::{OpenOnly, Routes};
 use pharos_listener as listener;
 use pharos_listener::PhaseReceiver;
-use pharos_listener::answering::{self, Account};
-use pharos_listener::http_service::{Handle, HttpService};
-use pharos_listener::routing::{OpenOnly, Routes};
 
 pub use sagemaker::SageMaker;
 pub use vertex_ai::VertexAi;

@@ -10,7 +10,7 @@ use http::{HeaderValue, StatusCode};
 use pharos::service::Route;
 
 use super::answer;
-use pharos_listener::routing::Builder;
+use pharos_edge::routing::Builder;
 
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";

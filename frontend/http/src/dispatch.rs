@@ -9,9 +9,9 @@ use pharos::service::{Route, SharedService};
 
 use super::model::ModelPath;
 use super::{Edge, Settings, infer, routes};
-use pharos_listener::answering::Admitted;
-use pharos_listener::http_service::Handle;
-use pharos_listener::routing::Routes;
+use pharos_edge::answering::Admitted;
+use pharos_edge::http_service::Handle;
+use pharos_edge::routing::Routes;
 
 /// The whole protocol behind the tokens and restrictions of its settings.
 #[derive(Clone)]

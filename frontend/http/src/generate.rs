@@ -25,11 +25,11 @@ use super::infer::{LONG, forward, on_a_thread_if};
 use super::model::ModelPath;
 use super::trace;
 use events::Events;
-use pharos_listener::answering::{Account, Outcome};
+use pharos_edge::answering::{Account, Outcome};
+use pharos_edge::request_trace::{self, HTTP};
+use pharos_edge::response_timing::{AnswerTiming, SERVER_TIMING, accepts_trailers};
+use pharos_edge::tenants;
 use pharos_listener::receiving::body::{self, Read};
-use pharos_listener::request_trace::{self, HTTP};
-use pharos_listener::response_timing::{AnswerTiming, SERVER_TIMING, accepts_trailers};
-use pharos_listener::tenants;
 
 /// The error for a model that does not send exactly one response.
 const NOT_ONE: &str = "generate expects model to produce exactly 1 response, use generate stream for model that generates \

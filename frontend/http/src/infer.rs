@@ -23,10 +23,10 @@ use super::headers::text;
 use super::model::ModelPath;
 use super::pieces::Pieces;
 use super::{Edge, answer, trace};
+use pharos_edge::request_trace::{self, HTTP};
+use pharos_edge::tenants;
 use pharos_listener::receiving::Budget;
 use pharos_listener::receiving::body::{self, Read};
-use pharos_listener::request_trace::{self, HTTP};
-use pharos_listener::tenants;
 
 /// Work on more bytes than this runs on a blocking thread, because it would delay the other connections of the event loop.
 pub(super) const LONG: usize = 128 << 10;

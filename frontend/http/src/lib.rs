@@ -1,7 +1,7 @@
 //! The HTTP edge: KServe v2 over HTTP/1.1 and HTTP/2 in clear text, with Triton's extensions (spec 1.1, 1.3).
 //!
 //! Handlers translate between HTTP and the verbs of a `pharos::service::Service` and make no other decisions. Query strings are
-//! accepted and ignored. The layer of [`pharos_listener::answering`] counts every answer once.
+//! accepted and ignored. The layer of [`pharos_edge::answering`] counts every answer once.
 
 mod access_check;
 mod answer;
@@ -47,13 +47,13 @@ use tokio::task::JoinHandle;
 use dispatch::Dispatch;
 pub use routes::router;
 
+use pharos_edge::access::{Access, Forward};
+use pharos_edge::http_service::HttpService;
+use pharos_edge::response_timing::ResponseTiming;
 use pharos_listener as listener;
 use pharos_listener::PhaseReceiver;
-use pharos_listener::access::{Access, Forward};
-use pharos_listener::http_service::HttpService;
 use pharos_listener::receiving::Budget;
 use pharos_listener::receiving::body::{self, Read};
-use pharos_listener::response_timing::ResponseTiming;
 use pharos_os::clock;
 
 /// The settings of the HTTP edge.

@@ -21,9 +21,9 @@ use tokio::task::JoinHandle;
 use super::compression::{Coding, compress};
 use super::headers::text;
 use super::{answer, dashboard};
-use pharos_listener::http_service::HttpService;
-use pharos_listener::renderings::{Rendered, Renderings};
-use pharos_listener::routing::{Builder, OpenOnly, Routes};
+use pharos_edge::http_service::HttpService;
+use pharos_edge::renderings::{Rendered, Renderings};
+use pharos_edge::routing::{Builder, OpenOnly, Routes};
 use pharos_listener::{self as listener, PhaseReceiver};
 
 /// Spawns a task that serves metrics on `listener` until `phases` signals shutdown.

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::answer::Answer;
 use super::{Edge, answer};
-use pharos_listener::routing::PathParameters;
+use pharos_edge::routing::PathParameters;
 
 /// The model in a path `/v2/models/{model}[/versions/{version}]`. The engine validates the version.
 pub(super) struct ModelPath {

@@ -8,7 +8,7 @@ use pharos::service::Route;
 use serde::Serialize;
 
 use super::{Edge, answer};
-use pharos_listener::routing::Builder;
+use pharos_edge::routing::Builder;
 
 /// What a client of a generating model can use instead.
 const TEXT: &str =

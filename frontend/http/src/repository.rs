@@ -17,8 +17,8 @@ use super::answer::Answer;
 use super::infer::{LONG, on_a_thread_if};
 use super::json::{Members, as_bool, as_string, from_body, object, parse_error};
 use super::{Edge, answer};
+use pharos_edge::routing::PathParameters;
 use pharos_listener::receiving::body::{self, Read};
-use pharos_listener::routing::PathParameters;
 
 object! {
     /// The body of an index request, which may be empty.

@@ -4,8 +4,8 @@ use axum::routing::{MethodRouter, get, post};
 use pharos::service::{Route, SharedService};
 
 use super::{Edge, Settings, generate, infer, logging, model, openai, repository, server, shared_memory, trace, v1};
-use pharos_listener::answering::Gate;
-use pharos_listener::routing::{Builder, RouteOf, Routes};
+use pharos_edge::answering::Gate;
+use pharos_edge::routing::{Builder, RouteOf, Routes};
 
 /// Returns the routes of v2 and v1 behind the access check `gate`, which replaces the tokens and restrictions of `settings`.
 pub fn router<G: Gate>(service: SharedService, settings: Settings, gate: G) -> Routes<G> {

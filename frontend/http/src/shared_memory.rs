@@ -19,7 +19,7 @@ use serde_json::value::RawValue;
 use super::answer::Answer;
 use super::json::{from_body, object, parse_error};
 use super::{Edge, answer};
-use pharos_listener::routing::{Builder, PathParameters};
+use pharos_edge::routing::{Builder, PathParameters};
 
 object! {
     /// A registration of system memory.

@@ -9,8 +9,8 @@ use http_body_util::BodyExt;
 use pharos::error::Reason;
 
 use super::*;
-use pharos_listener::http_service::Handle;
-use pharos_listener::routing::Routes;
+use pharos_edge::http_service::Handle;
+use pharos_edge::routing::Routes;
 use pharos_service_double::EchoService;
 
 struct Got {

@@ -17,8 +17,8 @@ use super::headers::{TRACEPARENT, text as header_text};
 use super::json::{Members, as_string, from_body, parse_error, type_error};
 use super::model::ModelPath;
 use super::{Edge, answer};
-use pharos_listener::request_trace::HTTP;
-use pharos_listener::response_timing::AnswerTiming;
+use pharos_edge::request_trace::HTTP;
+use pharos_edge::response_timing::AnswerTiming;
 
 pub(super) async fn get(State(edge): State<Edge>) -> Answer {
     Ok(shown(edge.service.trace_settings("")?))

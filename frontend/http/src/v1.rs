@@ -24,9 +24,9 @@ use super::generate::{check_encoding, read};
 use super::infer::{LONG, execute, forward, on_a_thread_if};
 use super::model::ModelPath;
 use super::{Edge, answer, openai, trace};
-use pharos_listener::request_trace::HTTP;
-use pharos_listener::routing::{Builder, RouteOf};
-use pharos_listener::tenants;
+use pharos_edge::request_trace::HTTP;
+use pharos_edge::routing::{Builder, RouteOf};
+use pharos_edge::tenants;
 
 /// The suffix of the model's name or version in the path of an inference request.
 const PREDICT: &str = ":predict";

@@ -1,7 +1,7 @@
 //! The flags of the times in answers.
 
 use clap::Args;
-use pharos_listener::response_timing::{Mode, ResponseTiming};
+use pharos_edge::response_timing::{Mode, ResponseTiming};
 
 use super::{GENERAL, whole};
 

@@ -8,12 +8,12 @@ use tokio::task::JoinHandle;
 
 use super::{addresses, open_loading};
 use crate::cli::Options;
+use pharos_edge::response_timing::ResponseTiming;
 use pharos_engine::engine::Engine;
 use pharos_grpc as grpc;
 use pharos_http as http;
 use pharos_listener::PhaseReceiver;
 use pharos_listener::receiving::Budget;
-use pharos_listener::response_timing::ResponseTiming;
 use pharos_os::blocking;
 use pharos_os::event_loops::EventLoops;
 use pharos_telemetry::log;

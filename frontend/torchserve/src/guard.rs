@@ -15,8 +15,8 @@ use pharos::service::{Protocol, Route};
 
 use super::Refused;
 use super::token::{Purpose, Tokens};
-use pharos_listener::access::routes::Class;
-use pharos_listener::access::{self, Access, GRPC_PREFIX};
+use pharos_edge::access::routes::Class;
+use pharos_edge::access::{self, Access, GRPC_PREFIX};
 
 /// The access checks of the ports.
 pub(super) struct Guard {

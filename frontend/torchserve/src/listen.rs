@@ -20,12 +20,12 @@ use super::routes::Apis;
 use super::settings::Age;
 use super::token::Tokens;
 use super::{Address, Registry, Settings};
+use pharos_edge::access::Access;
+use pharos_edge::http_service::HttpService;
+use pharos_edge::renderings::{MAX_SCRAPE_WRITE, Renderings};
+use pharos_edge::response_timing::ResponseTiming;
 use pharos_listener as listener;
-use pharos_listener::access::Access;
-use pharos_listener::http_service::HttpService;
 use pharos_listener::receiving::Budget;
-use pharos_listener::renderings::{MAX_SCRAPE_WRITE, Renderings};
-use pharos_listener::response_timing::ResponseTiming;
 use pharos_listener::{HttpVersions, Limits, PhaseReceiver, Tls};
 use pharos_os::event_loops::EventLoops;
 

@@ -9,7 +9,7 @@ use pharos::service::Route;
 use super::models::{Models, not_loaded, status_without_memory};
 use super::{BinaryForm, Dispatch, forward_as_v2, model_path, unknown};
 use crate::answer::StatusOf;
-use pharos_listener::answering;
+use pharos_edge::answering;
 
 const FORM: BinaryForm =
     BinaryForm { media_type: "application/vnd.sagemaker-triton.binary+json;json-header-size=", in_answers: true };

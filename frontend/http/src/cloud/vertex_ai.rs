@@ -13,8 +13,8 @@ use pharos::service::{Route, Service};
 
 use super::{BinaryForm, Dispatch, fail, forward_as_v2, model_path, unknown};
 use crate::wrong_method;
-use pharos_listener::answering::{Account, Gate as _};
-use pharos_listener::routing::{OpenOnly, Routes};
+use pharos_edge::answering::{Account, Gate as _};
+use pharos_edge::routing::{OpenOnly, Routes};
 
 const FORM: BinaryForm =
     BinaryForm { media_type: "application/vnd.vertex-ai-triton.binary+json;json-header-size=", in_answers: false };

@@ -16,9 +16,9 @@ use pharos::service::{OpenStream, Responses, Streamed};
 use super::{TracedResponses, convert};
 use crate::Edge;
 use crate::infer::{LONG, on_a_thread};
-use pharos_listener::answering::Account;
-use pharos_listener::request_trace;
-use pharos_listener::response_timing::{AnswerTiming, SERVER_TIMING};
+use pharos_edge::answering::Account;
+use pharos_edge::request_trace;
+use pharos_edge::response_timing::{AnswerTiming, SERVER_TIMING};
 
 /// The events of one request. Dropping it before the last event, because the client disconnected, cancels the request.
 pub(super) struct Events {

@@ -7,8 +7,8 @@ use tonic::{Code, Status};
 
 use super::failure::{self, StreamFailure};
 use crate::rest::AccessLog;
-use pharos_listener::answering::{Account, Calls};
-use pharos_listener::observed_body::{BodyEnd, ObservedBody, grpc_status_in_head};
+use pharos_edge::answering::{Account, Calls};
+use pharos_edge::observed_body::{BodyEnd, ObservedBody, grpc_status_in_head};
 
 /// The count and the log line of a call. If dropped before the call ends, it counts and logs the call as cancelled.
 pub(super) struct CallEnd {

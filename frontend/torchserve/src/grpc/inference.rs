@@ -14,8 +14,8 @@ use super::proto::inference::inference_ap_is_service_server::InferenceApIsServic
 use super::proto::inference::{PredictionResponse, PredictionsRequest, TorchServeHealthResponse};
 use super::sequences;
 use crate::rest::Shared;
-use pharos_listener::response_timing::AnswerTiming;
-use pharos_listener::tenants;
+use pharos_edge::response_timing::AnswerTiming;
+use pharos_edge::tenants;
 
 /// The implementation of `InferenceAPIsService`.
 pub(super) struct Inference(pub(super) Arc<Shared>);

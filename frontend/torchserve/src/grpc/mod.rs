@@ -31,14 +31,15 @@ use super::Settings;
 use super::guard::{Denied, NO_MODEL_API, OPEN_SETTINGS, RequiredAccess, purpose};
 use super::rest::{AccessLog, BODY_TIMEOUT, Shared, V2Gate};
 use super::token::{FAILED, Purpose};
-use pharos_listener::access::DeniedAnswer;
-use pharos_listener::access::routes::class;
-use pharos_listener::answering::{Account, Calls};
-use pharos_listener::deadline;
-use pharos_listener::receiving::grpc::{Limits, MessageTimeout, bounds_of, received as bounded};
-use pharos_listener::request_log::LoggedByPort;
+use pharos_edge::access::DeniedAnswer;
+use pharos_edge::access::bounds_of;
+use pharos_edge::access::routes::class;
+use pharos_edge::answering::{Account, Calls};
+use pharos_edge::deadline;
+use pharos_edge::request_log::LoggedByPort;
+use pharos_edge::{load_report, routing};
+use pharos_listener::receiving::grpc::{Limits, MessageTimeout, received as bounded};
 use pharos_listener::{Peer, RequestBody};
-use pharos_listener::{load_report, routing};
 use pharos_os::clock;
 
 /// The generated messages and services.
@@ -221,7 +222,7 @@ impl Port {
 /// Returns the line of a call in the access log, and marks the call so that the v2 protocol's edge does not log it too.
 fn log(request: &mut Request<RequestBody>) -> Option<AccessLog> {
     let (path, received) = (request.uri().path(), clock::now());
-    let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
+    let peer = request.extensions().get::<Peer>().and_then(|peer| peer.address);
     let what = || format!("gRPC {} HTTP/2.0", path.strip_prefix('/').unwrap_or(path));
     let logged = AccessLog::new((Protocol::Grpc, peer, received), what)?;
     request.extensions_mut().insert(LoggedByPort);

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use pharos::service::Protocol;
 use pharos::timeline::Instant;
 
-use pharos_listener::{deadline, request_log};
+use pharos_edge::{deadline, request_log};
 use pharos_os::clock;
 
 /// A request that is logged when it is dropped: with its status once it is answered, or with that of a request whose client left.

@@ -7,7 +7,7 @@ use axum::response::Response;
 use http::{Method, StatusCode};
 use http_body::Body as _;
 use pharos::error::{InferError, Reason};
-use pharos_listener::observed_body::{BodyEnd, ObservedBody};
+use pharos_edge::observed_body::{BodyEnd, ObservedBody};
 
 /// Calls `ended` at the end of a response to a request with this method: now if the body is complete, at the end of the body if it
 /// is streamed. `ended` gets the reason for which a streamed body failed.

@@ -30,15 +30,15 @@ use super::guard::{Denied, Guard, RequiredAccess};
 use super::ids::Ids;
 use super::routes::{Apis, Endpoint, endpoint};
 use super::{Refused, Registry, Settings};
+use pharos_edge::access;
+use pharos_edge::answering::{Account, Gate as _};
+use pharos_edge::http_service::Handle;
+use pharos_edge::load_report::Requested;
+use pharos_edge::renderings::Renderings;
+use pharos_edge::response_timing::ResponseTiming;
+use pharos_edge::routing::Routes;
 use pharos_listener::Peer;
-use pharos_listener::access;
-use pharos_listener::answering::{Account, Gate as _};
-use pharos_listener::http_service::Handle;
-use pharos_listener::load_report::Requested;
 use pharos_listener::receiving::Budget;
-use pharos_listener::renderings::Renderings;
-use pharos_listener::response_timing::ResponseTiming;
-use pharos_listener::routing::Routes;
 use pharos_os::clock;
 use pharos_os::event_loops::EventLoops;
 
@@ -101,7 +101,7 @@ struct RequestHead {
 impl RequestHead {
     /// Returns the client's address.
     fn peer(&self) -> Option<SocketAddr> {
-        self.extensions.get::<Peer>().map(|peer| peer.0)
+        self.extensions.get::<Peer>().and_then(|peer| peer.address)
     }
 
     /// Returns the decoded value of a query parameter; the first one if there are several.

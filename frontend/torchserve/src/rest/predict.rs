@@ -23,8 +23,8 @@ use crate::form::{self, Part};
 use crate::handler_call::{self, HandlerCall, check_size};
 use crate::registry::{InFlight, Version};
 use crate::routes::Target;
+use pharos_edge::tenants;
 use pharos_listener::receiving::body::{self, Read};
-use pharos_listener::tenants;
 use pharos_os::clock;
 
 /// How long to wait for the exit status of a worker whose connection was lost.

@@ -12,8 +12,8 @@ use pharos::service::{Protocol, Route};
 use super::{Port, RequestHead, Shared, answer};
 use crate::guard::{RequiredAccess, purpose};
 use crate::token::Purpose;
-use pharos_listener::access::routes::class;
-use pharos_listener::answering::{Count, Gate, Outcome};
+use pharos_edge::access::routes::class;
+use pharos_edge::answering::{Count, Gate, Outcome};
 
 /// The access check of the v2 protocol on these ports.
 #[derive(Clone)]

@@ -11,6 +11,8 @@ use pharos::access::tokens::{Keyring, Refusal, Scope, Tokens};
 use pharos::access::{Api, Restrictions};
 use pharos::error::Reason;
 use pharos::metrics::labels::Route;
+use pharos_listener::receiving::Budget;
+use pharos_listener::receiving::grpc::Limits;
 use regex::bytes::Regex;
 use routes::{Class, class};
 
@@ -221,6 +223,15 @@ impl Guard<'_> {
         let given = |key: &str| headers.get(name(key)).map(|value| value.as_bytes());
         let denied = |key: &str| Denied::Restricted(format!("{}{key}", self.prefix));
         self.restricted.check(api, given).map_err(denied)
+    }
+}
+
+/// Returns the bounds of the messages of a call of `route`. Clients without a token must not use up the memory budget, so messages of
+/// calls that need no token are small, and not counted.
+pub fn bounds_of(route: Route, (budget, limits): (&Budget, Limits)) -> (Budget, Limits) {
+    match class(route) {
+        Class::Part(Api::Health) => (budget.without_limit(), Limits::small()),
+        _ => (budget.clone(), limits),
     }
 }
 

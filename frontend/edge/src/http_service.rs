@@ -13,8 +13,8 @@ use http::header::{CONNECTION, CONTENT_TYPE, TRANSFER_ENCODING};
 use http::{HeaderMap, Request, StatusCode};
 use pharos::service::Protocol;
 
-use crate::body_timeout::{BodyLimits, BoxError, LimitedBody};
 use crate::request_log::Logged;
+use pharos_listener::body_timeout::{BodyLimits, BoxError, LimitedBody};
 
 /// Answers the requests of an HTTP listener.
 pub trait Handle: Clone + Send + 'static {
