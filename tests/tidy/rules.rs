@@ -122,6 +122,26 @@ pub(crate) const LAYERINGS: &[Layering] = &[
         ],
     },
     Layering {
+        source: "frontend/edge/src/",
+        floors: &[
+            independent(&["routing"]),
+            independent(&["http_service"]),
+            independent(&["call"]),
+            // What differs between ports.
+            independent(&["policy"]),
+            independent(&[
+                "access",
+                "deadline",
+                "load_report",
+                "renderings",
+                "request_log",
+                "request_trace",
+                "response_timing",
+            ]),
+            independent(&["headers"]),
+        ],
+    },
+    Layering {
         source: "frontend/telemetry/src/",
         floors: &[
             independent(&["statsd", "tslog"]),
@@ -303,7 +323,10 @@ pub(crate) const BANS: &[Ban] = &[
             "frontend/grpc/",
             "frontend/telemetry/src/otlp/grpc.rs",
             "frontend/listener/src/receiving/grpc",
+            // Statuses and bodies, not messages.
+            "frontend/edge/src/",
             "frontend/torchserve/src/grpc",
+            "frontend/torchserve/src/rest/port_policy.rs",
             "frontend/torchserve/build.rs",
         ],
         paths: PROTOBUF,

@@ -1,38 +1,41 @@
 //! Adds to the trace of a request when it was received and its response sent, with the activity names of the protocol.
 
-use std::pin::Pin;
-use std::task::{Context, Poll};
-
-use bytes::Bytes;
-use http_body::{Frame, SizeHint};
 use pharos::error::InferError;
 use pharos::infer::InferRequest;
 use pharos::request_trace::{Activity, Traced};
+use pharos::service::Protocol;
 use pharos::timeline::Instant;
-
 use pharos_os::clock;
 
 /// The trace activities of a protocol, each as a start and an end.
-pub struct Activities {
+pub(crate) struct Activities {
     receive: [Activity; 2],
     send: [Activity; 2],
 }
 
 /// The activities of HTTP.
-pub const HTTP: Activities = Activities {
+const HTTP: Activities = Activities {
     receive: [Activity::HttpRecvStart, Activity::HttpRecvEnd],
     send: [Activity::HttpSendStart, Activity::HttpSendEnd],
 };
 
 /// The activities of gRPC.
-pub const GRPC: Activities = Activities {
+const GRPC: Activities = Activities {
     receive: [Activity::GrpcWaitReadStart, Activity::GrpcWaitReadEnd],
     send: [Activity::GrpcSendStart, Activity::GrpcSendEnd],
 };
 
 impl Activities {
+    /// Returns the activities of a protocol.
+    pub(crate) fn of(protocol: Protocol) -> &'static Self {
+        match protocol {
+            Protocol::Http => &HTTP,
+            Protocol::Grpc => &GRPC,
+        }
+    }
+
     /// Records that a valid request was read at `end`, and attaches the trace to it.
-    pub fn received(&self, traced: Option<&Traced>, end: Instant, request: &mut InferRequest) {
+    pub(crate) fn received(&self, traced: Option<&Traced>, end: Instant, request: &mut InferRequest) {
         let Some(traced) = traced else { return };
         self.stamp_receive(traced, request.timeline.received, end);
         // Exemplars of latencies refer to this trace id.
@@ -47,33 +50,11 @@ impl Activities {
     }
 
     /// Records that the request failed, possibly before it reached a model.
-    pub fn refused(&self, traced: Option<&Traced>, received: Instant, error: &InferError) {
+    pub(crate) fn refused(&self, traced: Option<&Traced>, received: Instant, error: &InferError) {
         if let Some(traced) = traced {
             let [starts, ends] = self.receive;
             traced.refused(&error.message, [(starts, received), (ends, clock::now())]);
         }
-    }
-
-    /// Records the start of sending the response.
-    pub fn send_starts(&self, traced: &Traced) {
-        traced.stamp(self.send[0], clock::now());
-    }
-
-    /// Returns the body of a traced response.
-    pub fn sending_body<B>(&self, traced: Traced, body: B) -> SendingBody<B> {
-        SendingBody { body, _sending: self.sending(traced) }
-    }
-
-    /// Returns a guard that records the end of sending when it is dropped.
-    pub fn sending(&self, traced: Traced) -> Sending {
-        Sending { traced, ends: self.send[1] }
-    }
-}
-
-/// Records that the last response of the model, or an error, was received.
-pub fn complete(traced: Option<&Traced>) {
-    if let Some(traced) = traced {
-        traced.last_response(clock::now());
     }
 }
 
@@ -83,31 +64,17 @@ pub struct Sending {
     ends: Activity,
 }
 
+impl Sending {
+    /// Stamps the start of sending the response to a traced request.
+    pub fn begin(protocol: Protocol, traced: Traced) -> Self {
+        let [starts, ends] = Activities::of(protocol).send;
+        traced.stamp(starts, clock::now());
+        Self { traced, ends }
+    }
+}
+
 impl Drop for Sending {
     fn drop(&mut self) {
         self.traced.stamp(self.ends, clock::now());
-    }
-}
-
-/// The body of a response that is being sent; dropped when the connection has read it.
-pub struct SendingBody<B> {
-    body: B,
-    _sending: Sending,
-}
-
-impl<B: http_body::Body<Data = Bytes> + Unpin> http_body::Body for SendingBody<B> {
-    type Data = Bytes;
-    type Error = B::Error;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }

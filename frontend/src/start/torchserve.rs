@@ -133,7 +133,7 @@ fn kserve(
     };
     let services = grpc::services(service.clone(), calls).map_err(|error| error.to_string())?;
     Ok(Kserve {
-        http: Box::new(move |gate| http::router(service, http, gate)),
+        http: Box::new(move |policy, refused| http::router(service, http, policy, refused)),
         grpc: services,
         with_reflection: |services, names| grpc::with_reflection(services, names).map_err(|error| error.to_string()),
     })

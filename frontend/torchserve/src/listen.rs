@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use super::grpc::{self, Kserve, KserveGrpc};
 use super::guard::Guard;
 use super::ids::Ids;
-use super::rest::{BODY_TIMEOUT, Page, Port, Shared, V2Gate};
+use super::rest::{BODY_TIMEOUT, Page, Port, Shared, denied};
 use super::routes::Apis;
 use super::settings::Age;
 use super::token::Tokens;
@@ -134,7 +134,7 @@ pub fn serve(start: Start) -> Result<Vec<JoinHandle<()>>, String> {
         settings: settings.clone(),
     });
     let Kserve { http, grpc, with_reflection } = kserve;
-    let v2 = http(V2Gate(shared.clone()));
+    let v2 = http(shared.clone(), denied);
     let mut tasks = Vec::new();
     for (address, apis) in apis(&settings) {
         let port = Port { shared: shared.clone(), apis, v2: v2.clone() };
@@ -182,7 +182,7 @@ fn rest(port: Port, address: Address, phases: &PhaseReceiver) -> Result<JoinHand
     let socket = bind(&format!("the {what} API"), &format!("{what}_address"), address.socket)?;
     let service = port.shared.service.clone();
     let refused = move |status| service.record_answered(Protocol::Http, Route::Unknown, status, None);
-    let port = HttpService::new(port, BODY_TIMEOUT).with_logging_handler();
+    let port = HttpService::new(port, BODY_TIMEOUT);
     Ok(tokio::spawn(listener::serve(socket, connections, port, refused, phases.clone())))
 }
 
