@@ -23,8 +23,8 @@ use pharos::scheduler::{self, InSequence, QueuePolicy, SequenceSettings, Sequenc
 use pharos::tensor::{DataType, Tensor};
 use pharos::timeline::{Instant, Timeline};
 use pharos::wire::{BatchRequest, Execute, InputBlock, PREFIX, ToWorker, decode_to_worker};
+use pharos_edge::load_report::Requested;
 use pharos_http::codec;
-use pharos_listener::load_report::Requested;
 
 const CONFIG: &str = include_str!("../../examples/models/simple/config.pbtxt");
 const JSON: &str = r#"{"inputs":[{"name":"INPUT0","datatype":"INT32","shape":[1,16],"parameters":{"binary_data_size":64}},{"name":"INPUT1","datatype":"INT32","shape":[1,16],"parameters":{"binary_data_size":64}}],"parameters":{"binary_data_output":true}}"#;
@@ -344,10 +344,10 @@ fn load_report_paths(criterion: &mut Criterion) {
     headers.insert(REQUEST_HEADER, http::HeaderValue::from_static("json"));
     criterion.bench_function("load report: add to a response", |bencher| {
         bencher.iter(|| {
-            let mut response = http::Response::new(());
+            let mut added = http::HeaderMap::new();
             let requested = Requested::of(Route::Infer, &headers, &uri).expect("the header is set");
-            requested.add_to(&mut response, |model, _| reports.of(model));
-            response
+            requested.add_to(&mut added, |model, _| reports.of(model).unwrap_or_default());
+            added
         });
     });
     let (mut tracker, mut now) = (Tracker::default(), 0);

@@ -94,6 +94,26 @@ pub(crate) const LAYERINGS: &[Layering] = &[
         ],
     },
     Layering {
+        source: "frontend/edge/src/",
+        floors: &[
+            independent(&["routing"]),
+            independent(&["http_service"]),
+            independent(&["call"]),
+            // What differs between ports.
+            independent(&["policy"]),
+            independent(&[
+                "access",
+                "deadline",
+                "load_report",
+                "renderings",
+                "request_log",
+                "request_trace",
+                "response_timing",
+            ]),
+            independent(&["headers"]),
+        ],
+    },
+    Layering {
         source: "frontend/telemetry/src/",
         floors: &[
             independent(&["statsd", "tslog"]),
@@ -258,7 +278,10 @@ pub(crate) const BANS: &[Ban] = &[
             "frontend/grpc/",
             "frontend/telemetry/src/otlp/grpc.rs",
             "frontend/listener/src/receiving/grpc",
+            // Statuses and bodies, not messages.
+            "frontend/edge/src/",
             "frontend/torchserve/src/grpc",
+            "frontend/torchserve/src/rest/port_policy.rs",
         ],
         paths: PROTOBUF,
         advice: "generated protobuf is private to pharos-grpc, src/load_report/message.rs, src/model, the scrape in protobuf and \
@@ -277,7 +300,8 @@ pub(crate) const PACKAGES: &[Layering] = &[
         floors: &[
             independent(&["pharos-frontend"]),
             independent(&["pharos-engine", "pharos-grpc", "pharos-http", "pharos-top", "pharos-torchserve"]),
-            independent(&["pharos-listener", "pharos-telemetry"]),
+            independent(&["pharos-edge", "pharos-telemetry"]),
+            independent(&["pharos-listener"]),
             independent(&["pharos-os"]),
             independent(&["pharos"]),
         ],

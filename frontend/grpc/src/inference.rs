@@ -10,7 +10,7 @@ use pharos::region::Kind;
 use pharos::service::{Endpoint, Service, SharedService};
 use tonic::{Request, Response, Status, Streaming};
 
-use super::call_accounting::{CallAccount, Forwarded};
+use super::call::status;
 use super::codec::{self, decode_for as decode};
 use super::large_tensors;
 use super::logging;
@@ -22,10 +22,7 @@ use super::shared_memory;
 use super::statistics;
 use super::stream::{self, Answers};
 use super::trace;
-use pharos_listener::deadline;
-use pharos_listener::request_trace::{self, GRPC};
-use pharos_listener::response_timing::ResponseTiming;
-use pharos_listener::tenants;
+use pharos_edge::{SharedCall, deadline};
 
 /// The extensions advertised, in Triton's order.
 const EXTENSIONS: [&str; 13] = [
@@ -44,20 +41,19 @@ const EXTENSIONS: [&str; 13] = [
     "logging",
 ];
 
-/// The inference service, and the setting for the times in its answers.
-pub(super) struct Inference(pub(super) SharedService, pub(super) ResponseTiming);
+/// The inference service.
+pub(super) struct Inference(pub(super) SharedService);
 
 type Answer<T> = Result<Response<T>, Status>;
 
 impl Inference {
-    /// Answers with the result of `verb` and records the reason if it fails.
+    /// Answers with the result of `verb`.
     fn answer<Q, A>(
         &self,
         request: Request<Q>,
         verb: impl FnOnce(&dyn Service, Q) -> Result<A, InferError>,
     ) -> Answer<A> {
-        let account = CallAccount::of(&request, &*self.0);
-        verb(&*self.0, request.into_inner()).map(Response::new).map_err(|error| account.fail(error))
+        verb(&*self.0, request.into_inner()).map(Response::new).map_err(status)
     }
 
     /// Like [`Inference::answer`], for an asynchronous verb.
@@ -65,9 +61,7 @@ impl Inference {
     where
         F: Future<Output = Result<A, InferError>>,
     {
-        let account = CallAccount::of(&request, &*self.0);
-        let answer = verb(self.0.clone(), request.into_inner()).await;
-        answer.map(Response::new).map_err(|error| account.fail(error))
+        verb(self.0.clone(), request.into_inner()).await.map(Response::new).map_err(status)
     }
 }
 
@@ -150,56 +144,59 @@ impl GrpcInferenceService for Inference {
         self: Arc<Self>,
         mut request: Request<proto::ModelInferRequest>,
     ) -> Answer<proto::ModelInferResponse> {
-        let account = CallAccount::of(&request, &*self.0);
-        account.names_model(&request.get_ref().model_name, &request.get_ref().model_version);
-        let (limit, deadline) = (account.limit, account.deadline);
-        let traced = trace::begin(&*self.0, &request.get_ref().model_name, request.metadata());
-        let (timing, read) = (self.1.of(request.metadata().as_ref()), self.0.now());
-        let forwarded = Forwarded::of(&request);
+        let call = SharedCall::of(&mut request)?;
+        let read = self.0.now();
+        let limit = {
+            let message = request.get_ref();
+            let mut call = call.lock();
+            call.name_model(&message.model_name, &message.model_version);
+            call.begin(request.metadata().as_ref());
+            call.begin_trace(&message.model_name, request.metadata().as_ref());
+            call.deadline().map(|deadline| deadline.limit)
+        };
         let inputs = request.extensions_mut().remove::<large_tensors::Inputs>().unwrap_or_default();
         let allows_large_outputs = request.extensions().get::<large_tensors::AllowsLargeOutputs>().is_some();
         let answer = {
             // Pinned here: passed by value, it would be copied several times.
             let infer = pin!(async {
-                let tenant = tenants::of(&*self.0, request.metadata().as_ref(), request.extensions());
                 let mut request = decode((request.into_inner(), inputs), &*self.0).await?;
-                (request.trace, request.tenant) = (timing.trace(), tenant);
-                forwarded.add_to(&mut request);
-                request.timeline.received = account.received;
-                request.deadline = deadline;
-                GRPC.received(traced.as_ref(), read, &mut request);
+                call.lock().complete(&mut request, read);
                 request.timeline.request_start = self.0.now();
                 let response = self.0.infer(request, Endpoint::GrpcInfer).await;
-                request_trace::complete(traced.as_ref());
+                call.lock().has_responded();
                 response
             });
             deadline::within(limit, infer).await
         };
-        let answer = answer.inspect_err(|error| GRPC.refused(traced.as_ref(), account.received, error));
-        let answer = answer
-            .map(|response| (timing.value(&response.timeline), codec::encode_for(response, allows_large_outputs)))
-            .map_err(|error| account.fail(error));
-        trace::carry(traced, trace::timed(timing, answer))
+        match answer {
+            Ok(response) => {
+                call.lock().set_times(&response.timeline);
+                Ok(codec::encode_for(response, allows_large_outputs))
+            }
+            Err(error) => {
+                call.lock().has_failed(&error);
+                Err(status(error))
+            }
+        }
     }
 
     type ModelStreamInferStream = Answers;
 
     async fn model_stream_infer(
         self: Arc<Self>,
-        request: Request<Streaming<proto::ModelInferRequest>>,
+        mut request: Request<Streaming<proto::ModelInferRequest>>,
     ) -> Answer<Answers> {
-        let account = CallAccount::of(&request, &*self.0);
-        account.counted_by_handler();
+        let call = SharedCall::of(&mut request)?;
+        {
+            let mut call = call.lock();
+            call.leave_count_to_requests();
+            // The times of its requests are not known when a stream begins, and there may be any number of requests.
+            call.begin(request.metadata().as_ref());
+        }
         let errors_as_status = request.metadata().get("triton_grpc_error").is_some_and(|value| value == "true");
-        let tenant = tenants::of(&*self.0, request.metadata().as_ref(), request.extensions());
         let metadata = request.metadata().clone();
-        let timing = self.1.of(metadata.as_ref());
-        let forwarded = Forwarded::of(&request);
-        let caller = (tenant, timing.trace());
-        let options = stream::StreamOptions { errors_as_status, forwarded, caller, metadata, account };
-        let answers = stream::answer(request.into_inner(), self.0.clone(), options);
-        // The times of its requests are not known when a stream begins, and there may be any number of requests.
-        trace::timed(timing, Ok((None, Response::new(answers))))
+        let options = stream::StreamOptions { errors_as_status, metadata, call };
+        Ok(Response::new(stream::answer(request.into_inner(), self.0.clone(), options)))
     }
 
     async fn model_config(
@@ -281,9 +278,8 @@ impl GrpcInferenceService for Inference {
         self: Arc<Self>,
         request: Request<proto::CudaSharedMemoryRegisterRequest>,
     ) -> Answer<proto::CudaSharedMemoryRegisterResponse> {
-        let account = CallAccount::of(&request, &*self.0);
         let done = shared_memory::cuda_register(&*self.0, request.get_ref()).await;
-        done.map(|()| Response::new(proto::CudaSharedMemoryRegisterResponse {})).map_err(|error| account.fail(error))
+        done.map(|()| Response::new(proto::CudaSharedMemoryRegisterResponse {})).map_err(status)
     }
 
     async fn cuda_shared_memory_unregister(

@@ -1,9 +1,9 @@
 //! The gRPC edge: `inference.GRPCInferenceService`, health, load reports and reflection (spec 1.2, 2.5).
 //!
 //! Handlers translate between messages and the verbs of a `pharos::service::Service` and make no other decisions.
-//! `call_accounting::Counted` counts every answer once.
+//! A [`pharos_edge::Call`] counts every request once.
 
-mod call_accounting;
+mod call;
 pub mod codec;
 mod compress;
 mod contents;
@@ -40,17 +40,19 @@ use tonic::codec::CompressionEncoding;
 use tonic::service::Routes;
 use tonic_health::pb::health_server::HealthServer;
 
-use self::call_accounting::Counted;
+use self::call::Admission;
 use self::health::HealthService;
 use self::inference::Inference;
 use self::load_report::OpenRca;
 use self::load_report::proto::open_rca_service_server::OpenRcaServiceServer;
 use self::proto::grpc_inference_service_server::GrpcInferenceServiceServer;
-use pharos_listener::access::routes::of_grpc;
-use pharos_listener::access::{Access, Forward};
+use pharos_edge::access::bounds_of;
+use pharos_edge::access::routes::of_grpc;
+use pharos_edge::access::{Access, Forward};
+use pharos_edge::response_timing::ResponseTiming;
+use pharos_edge::{Incoming, ServerPolicy};
 use pharos_listener::receiving::Budget;
-use pharos_listener::receiving::grpc::{Limits, MAX_MESSAGE, MessageTimeout, bounds_of, received};
-use pharos_listener::response_timing::ResponseTiming;
+use pharos_listener::receiving::grpc::{Limits, MAX_MESSAGE, MessageTimeout, received};
 use pharos_listener::{self as listener, PhaseReceiver, RequestBody};
 
 /// The generated messages and the service of package `inference`.
@@ -107,7 +109,7 @@ pub fn serve(
     (settings, connections): (Settings, listener::Settings),
     phases: PhaseReceiver,
 ) -> Result<JoinHandle<()>, ReflectionError> {
-    let service = counted_services(service, settings)?;
+    let service = admitted_services(service, settings)?;
     // HTTP/2 itself refuses only frames, which are not counted as requests.
     Ok(tokio::spawn(listener::serve(listener, connections, service, |_| {}, phases)))
 }
@@ -131,7 +133,7 @@ struct Dispatch {
 type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
 /// Calls the gRPC services of the server.
-pub type Services = Arc<dyn Fn(Request<RequestBody>) -> Answering + Send + Sync>;
+pub type Services = Arc<dyn Fn(Incoming<RequestBody>) -> Answering + Send + Sync>;
 
 /// Adds reflection for the services with these names.
 ///
@@ -154,15 +156,15 @@ pub fn with_reflection(services: Routes, names: &[&str]) -> Result<Routes, Refle
 /// # Errors
 /// As [`serve`].
 pub fn services(service: SharedService, settings: Settings) -> Result<Services, ReflectionError> {
-    let services = counted_services(service, settings)?;
-    Ok(Arc::new(move |request| tower::Service::call(&mut services.clone(), request)))
+    let services = admitted_services(service, settings)?;
+    Ok(Arc::new(move |incoming| services.clone().answer(incoming)))
 }
 
-/// Builds all services, with their calls counted.
-fn counted_services(service: SharedService, settings: Settings) -> Result<Counted<Dispatch>, ReflectionError> {
+/// Builds all services behind the tokens and restrictions of their settings.
+fn admitted_services(service: SharedService, settings: Settings) -> Result<Admission<Dispatch>, ReflectionError> {
     let Settings { restricted, access, forward, body_timeout, compress, budget, limits, other_service, timing } =
         settings;
-    let inference = Arc::new(Inference(service.clone(), timing));
+    let inference = Arc::new(Inference(service.clone()));
     let plain = GrpcInferenceServiceServer::from_arc(inference)
         .accept_compressed(CompressionEncoding::Gzip)
         .accept_compressed(CompressionEncoding::Deflate)
@@ -174,7 +176,8 @@ fn counted_services(service: SharedService, settings: Settings) -> Result<Counte
     let names = [SERVICE, "grpc.health.v1.Health", load_report::SERVICE].into_iter().chain(other_service);
     let others = with_reflection(others, &names.collect::<Vec<_>>())?.prepare();
     let inner = Dispatch { plain, others, body_timeout, budget, limits, compress };
-    Ok(Counted { service, restricted, access, forward, inner })
+    let policy = Arc::new(ServerPolicy { service, access, restricted, timing });
+    Ok(Admission { policy, forward, inner })
 }
 
 impl<B> tower::Service<Request<B>> for Dispatch

@@ -14,7 +14,7 @@ use tonic::{Request, Response, Status};
 
 use self::proto::OrcaLoadReportRequest;
 use self::proto::open_rca_service_server::OpenRcaService;
-use super::call_accounting::CallAccount;
+use super::call::status;
 use super::raw::RawMessage;
 
 /// The generated request and the service of package `xds.service.orca.v3`.
@@ -69,7 +69,7 @@ impl OpenRcaService for OpenRca {
         let Ok(place) = self.places.clone().try_acquire_owned() else {
             let text = format!("too many streams of load reports: at most {MAX_STREAMS} may be open at once");
             let error = InferError::new(ErrorCode::Unavailable, Reason::QueueFull, text);
-            return Err(CallAccount::of(&request, &*self.service).fail(error));
+            return Err(status(error));
         };
         let every = periods(request.get_ref().report_interval);
         Ok(Response::new(LoadReports::new(self.service.clone(), (PERIOD, every), place)))

@@ -7,11 +7,9 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use pharos::error::{ErrorCode, InferError, Reason};
-use pharos::id::{TenantId, TraceId};
 use pharos::infer::Parameter;
 use pharos::request_trace::Traced;
-use pharos::service::{OpenStream, Protocol, Responses, Route, SharedService, Streamed, UNREAD_RESPONSES};
-use pharos::timeline::Instant;
+use pharos::service::{OpenStream, Protocol, Responses, SharedService, Streamed, UNREAD_RESPONSES};
 use pharos_os::clock;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -20,14 +18,12 @@ use tonic::codegen::tokio_stream::Stream;
 use tonic::metadata::MetadataMap;
 use tonic::{Status, Streaming};
 
-use super::call_accounting::{CallAccount, Forwarded, status, transport_reason};
+use super::call::status;
 use super::codec::{self, FINAL_RESPONSE};
 use super::large_tensors::Inputs;
 use super::proto::{ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
-use super::trace;
 use super::window::{OpenRequest, Window};
-use pharos_listener::deadline;
-use pharos_listener::request_trace::{self, GRPC, Sending};
+use pharos_edge::{Call, Sending, SharedCall, deadline};
 
 /// The number of responses of all decoupled models of one stream that may wait to be sent.
 const WAITING: usize = 4;
@@ -48,33 +44,10 @@ impl Answer {
     }
 }
 
-/// Counts a request once, at its last answer. If dropped earlier, it counts as cancelled, or as too late at the client's deadline.
-struct Counting {
-    service: SharedService,
-    counted: bool,
-    deadline: Option<Instant>,
-}
-
-impl Counting {
-    fn count(&mut self, failed: Option<(ErrorCode, Reason)>) {
-        self.counted = true;
-        let code = failed.map_or(0, |(code, _)| u16::try_from(code.grpc_code()).unwrap_or_default());
-        self.service.record_answered(Protocol::Grpc, Route::StreamInfer, code, failed.map(|(_, reason)| reason));
-    }
-}
-
-impl Drop for Counting {
-    fn drop(&mut self) {
-        if !self.counted {
-            self.count(Some(deadline::abandoned(self.deadline, clock::now())));
-        }
-    }
-}
-
 /// A request to an ordinary model that is being answered. Dropping it cancels the request.
 struct Running {
     task: JoinHandle<Answer>,
-    counting: Counting,
+    call: Call,
     _place: OpenRequest,
 }
 
@@ -109,13 +82,10 @@ pub(super) struct Answers {
 pub(super) struct StreamOptions {
     /// Whether an error ends the stream as its status (`triton_grpc_error: true`).
     pub(super) errors_as_status: bool,
-    /// The stream's headers that become parameters of each request.
-    pub(super) forwarded: Forwarded,
-    /// The tenant of each request, and the trace of the client.
-    pub(super) caller: (TenantId, Option<TraceId>),
     /// The metadata of the call.
     pub(super) metadata: MetadataMap,
-    pub(super) account: CallAccount,
+    /// The call, which leaves the count to its requests.
+    pub(super) call: SharedCall,
 }
 
 /// Starts answering the requests of a stream.
@@ -127,22 +97,11 @@ pub(super) fn answer(
     let (sender, queue) = mpsc::unbounded_channel();
     let (producer, produced) = mpsc::channel(WAITING);
     let open = service.stream_open(Protocol::Grpc);
-    let StreamOptions { errors_as_status, forwarded, caller, metadata, account } = options;
-    let limit = account.limit;
+    let StreamOptions { errors_as_status, metadata, call } = options;
+    let deadline = call.lock().deadline().map(|deadline| Box::pin(sleep(deadline.limit)));
     let window = Window::default();
-    let reading = Reading {
-        service,
-        queue: sender,
-        producer,
-        window: window.clone(),
-        deadline: account.deadline,
-        forwarded,
-        caller,
-        metadata,
-        account,
-    };
+    let reading = Reading { service, queue: sender, producer, window: window.clone(), metadata, call };
     tokio::spawn(reading.read(requests));
-    let deadline = limit.map(|limit| Box::pin(sleep(limit)));
     Answers {
         queue,
         first: None,
@@ -165,11 +124,8 @@ struct Reading {
     queue: mpsc::UnboundedSender<Result<Running, Status>>,
     producer: mpsc::Sender<Answer>,
     window: Window,
-    deadline: Option<Instant>,
-    forwarded: Forwarded,
-    caller: (TenantId, Option<TraceId>),
     metadata: MetadataMap,
-    account: CallAccount,
+    call: SharedCall,
 }
 
 impl Reading {
@@ -188,24 +144,28 @@ impl Reading {
             let received = self.service.now();
             match message {
                 Ok(Some(message)) => {
-                    self.account.names_model(&message.model_name, &message.model_version);
+                    let mut call = {
+                        let mut call = self.call.lock();
+                        call.name_model(&message.model_name, &message.model_version);
+                        call.request(received)
+                    };
                     // As in Triton, an error before execution has no model name: the model may not exist.
                     let refused = Named { id: message.id.clone(), model: String::new() };
                     let begun = tokio::select! {
-                        begun = self.begin(message, received) => begun,
+                        begun = self.begin(message, &mut call) => begun,
                         () = self.queue.closed() => return,
                     };
                     match begun {
                         Ok(begun) if begun.responses.is_decoupled() => {
-                            tokio::spawn(begun.forward(self.producer.clone(), (self.window.clone(), place)));
+                            tokio::spawn(begun.forward(call, self.producer.clone(), (self.window.clone(), place)));
                         }
                         Ok(begun) => {
-                            let running = self.running(begun.only(self.window.clone()), place).await;
-                            let _ = self.queue.send(Ok(running));
+                            let answer = begun.only(call.traced().cloned(), self.window.clone());
+                            let _ = self.queue.send(Ok(running(call, answer, place).await));
                         }
                         Err(error) => {
                             let answer = std::future::ready(failure(&refused, error, true));
-                            let _ = self.queue.send(Ok(self.running(answer, place).await));
+                            let _ = self.queue.send(Ok(running(call, answer, place).await));
                         }
                     }
                 }
@@ -213,8 +173,7 @@ impl Reading {
                 Err(error) => {
                     tracing::debug!(%error, "reading a request stream failed");
                     if error.code() != tonic::Code::Cancelled {
-                        let (code, reason) = (error.code() as u16, transport_reason(error.code()));
-                        self.service.record_answered(Protocol::Grpc, Route::StreamInfer, code, Some(reason));
+                        self.call.lock().request(received).end_with(error.code() as u16);
                         let _ = self.queue.send(Err(error));
                     }
                     return;
@@ -224,61 +183,45 @@ impl Reading {
     }
 
     /// Passes a request to the engine. Its error is counted with the answer.
-    async fn begin(&self, message: ModelInferRequest, received: Instant) -> Result<Begun, InferError> {
+    async fn begin(&self, message: ModelInferRequest, call: &mut Call) -> Result<Begun, InferError> {
         let request = Named { id: message.id.clone(), model: message.model_name.clone() };
-        let traced = trace::begin(&*self.service, &message.model_name, &self.metadata);
-        // Counts the request if the stream ends while the model is loaded for it.
-        let mut counting = self.counting();
-        match self.begin_traced(message, received, traced.as_ref()).await {
-            Ok((responses, wants_empty)) => Ok(Begun { request, responses, wants_empty, traced, counting }),
-            Err(error) => {
-                GRPC.refused(traced.as_ref(), received, &error);
-                counting.counted = true;
-                Err(error)
-            }
-        }
+        call.begin_trace(&message.model_name, self.metadata.as_ref());
+        let begun = self.begin_traced(message, call).await;
+        let (responses, wants_empty) = begun.inspect_err(|error| call.has_failed(error))?;
+        Ok(Begun { request, responses, wants_empty })
     }
 
     /// Returns the responses to a request, and whether an empty final response is sent too.
     async fn begin_traced(
         &self,
         message: ModelInferRequest,
-        received: Instant,
-        traced: Option<&Traced>,
+        call: &mut Call,
     ) -> Result<(Box<dyn Responses>, bool), InferError> {
         let mut decoded = codec::decode_for((message, Inputs::default()), &*self.service).await?;
-        self.forwarded.add_to(&mut decoded);
-        decoded.timeline.received = received;
-        decoded.deadline = self.deadline;
-        (decoded.tenant, decoded.trace) = self.caller;
-        GRPC.received(traced, self.service.now(), &mut decoded);
+        call.complete(&mut decoded, self.service.now());
         decoded.timeline.request_start = self.service.now();
         let wants_empty = decoded.empty_final_response;
         // The next request of the stream waits too, because the requests of a sequence must stay in order.
         self.service.demand(&decoded.model_name, &decoded.model_version, decoded.timeout_us).await?;
         Ok((self.service.stream(*decoded)?, wants_empty))
     }
+}
 
-    fn counting(&self) -> Counting {
-        Counting { service: self.service.clone(), counted: false, deadline: self.deadline }
-    }
-
-    /// Starts to answer a request of an ordinary model. Polls the answer once in place, so that the requests of a stream reach
-    /// the engine in order, as sequences require; a task then waits for the answer.
-    async fn running(&self, answer: impl Future<Output = Answer> + Send + 'static, place: OpenRequest) -> Running {
-        let mut answer = Box::pin(answer);
-        let at_once = std::future::poll_fn(|cx| {
-            Poll::Ready(match answer.as_mut().poll(cx) {
-                Poll::Ready(answer) => Some(answer),
-                Poll::Pending => None,
-            })
-        });
-        let task = match at_once.await {
-            Some(answer) => tokio::spawn(std::future::ready(answer)),
-            None => tokio::spawn(answer),
-        };
-        Running { task, counting: self.counting(), _place: place }
-    }
+/// Starts to answer a request of an ordinary model. Polls the answer once in place, so that the requests of a stream reach the
+/// engine in order, as sequences require; a task then waits for the answer.
+async fn running(call: Call, answer: impl Future<Output = Answer> + Send + 'static, place: OpenRequest) -> Running {
+    let mut answer = Box::pin(answer);
+    let at_once = std::future::poll_fn(|cx| {
+        Poll::Ready(match answer.as_mut().poll(cx) {
+            Poll::Ready(answer) => Some(answer),
+            Poll::Pending => None,
+        })
+    });
+    let task = match at_once.await {
+        Some(answer) => tokio::spawn(std::future::ready(answer)),
+        None => tokio::spawn(answer),
+    };
+    Running { task, call, _place: place }
 }
 
 /// The fields of a request that its answers repeat.
@@ -293,27 +236,27 @@ struct Begun {
     responses: Box<dyn Responses>,
     /// Whether an empty final response is sent too.
     wants_empty: bool,
-    traced: Option<Traced>,
-    counting: Counting,
 }
 
 impl Begun {
     /// Returns the answer of an ordinary model. The request is counted when the answer is sent.
-    fn only(mut self, window: Window) -> impl Future<Output = Answer> + Send + 'static {
-        self.counting.counted = true;
+    fn only(self, traced: Option<Traced>, window: Window) -> impl Future<Output = Answer> + Send + 'static {
+        let Self { request, mut responses, .. } = self;
         async move {
-            let answer = match self.responses.next_response().await {
-                Some(streamed) => message(&self.request, streamed),
-                None => failure(&self.request, InferError::internal("the model sent no response"), true),
+            let answer = match responses.next_response().await {
+                Some(streamed) => message(&request, streamed),
+                None => failure(&request, InferError::internal("the model sent no response"), true),
             };
-            request_trace::complete(self.traced.as_ref());
+            if let Some(traced) = &traced {
+                traced.last_response(clock::now());
+            }
             window.record_size(answer.bytes());
-            Answer { traced: self.traced, ..answer }
+            Answer { traced, ..answer }
         }
     }
 
     /// Forwards the responses of a decoupled model until the last one, or until the answers are no longer read.
-    async fn forward(mut self, to: mpsc::Sender<Answer>, (window, _place): (Window, OpenRequest)) {
+    async fn forward(mut self, mut call: Call, to: mpsc::Sender<Answer>, (window, _place): (Window, OpenRequest)) {
         let (mut failed, mut bytes, mut largest) = (None, 0, 0);
         loop {
             let next = tokio::select! {
@@ -329,15 +272,21 @@ impl Begun {
             window.record_size(bytes.min(largest.saturating_mul(UNREAD_RESPONSES.into())));
             if last {
                 // Count before the last response is sent, as for other requests.
-                self.counting.count(failed);
-                request_trace::complete(self.traced.as_ref());
+                end(&mut call, failed);
+                call.has_responded();
             }
-            let answer = Answer { traced: self.traced.clone(), ..answer };
+            let answer = Answer { traced: call.traced().cloned(), ..answer };
             if !silent && to.send(answer).await.is_err() {
                 return;
             }
         }
     }
+}
+
+/// Ends a request with its last answer.
+fn end(call: &mut Call, failed: Option<(ErrorCode, Reason)>) {
+    let code = failed.map_or(0, |(code, _)| u16::try_from(code.grpc_code()).unwrap_or_default());
+    call.end(code, failed.map(|(_, reason)| reason));
 }
 
 fn message(request: &Named, streamed: Streamed) -> Answer {
@@ -398,7 +347,7 @@ impl Answers {
             let unnamed = Named { id: String::new(), model: String::new() };
             failure(&unnamed, InferError::internal(format!("the task that answers the request failed: {error}")), true)
         });
-        running.counting.count(answer.failed);
+        end(&mut running.call, answer.failed);
         self.first = None;
         Poll::Ready(Some(Ok(answer)))
     }
@@ -462,10 +411,7 @@ impl Stream for Answers {
                 Poll::Ready(Some(Err(status(InferError::new(code, reason, message.error_message)))))
             }
             Some(Ok(answer)) => {
-                this.sending = answer.traced.map(|traced| {
-                    GRPC.send_starts(&traced);
-                    GRPC.sending(traced)
-                });
+                this.sending = answer.traced.map(|traced| Sending::begin(Protocol::Grpc, traced));
                 Poll::Ready(Some(Ok(answer.message)))
             }
         }

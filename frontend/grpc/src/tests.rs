@@ -18,10 +18,10 @@ use super::*;
 use pharos::service::{Protocol, Route};
 use pharos_service_double::EchoService;
 
-type Client = tonic::client::Grpc<Counted<Dispatch>>;
+type Client = tonic::client::Grpc<Admission<Dispatch>>;
 
 fn client(service: &EchoService) -> Client {
-    tonic::client::Grpc::new(counted_services(service.shared(), Settings::default()).unwrap())
+    tonic::client::Grpc::new(admitted_services(service.shared(), Settings::default()).unwrap())
 }
 
 async fn unary<Q, A>(service: &EchoService, path: &'static str, message: Q) -> Result<A, Status>
@@ -265,7 +265,7 @@ async fn a_truncated_stream_ends_with_an_error_after_the_answers() {
         .header("content-type", "application/grpc")
         .body(http_body_util::Full::new(bytes::Bytes::from(body)))
         .unwrap();
-    let response = counted_services(service.shared(), Settings::default()).unwrap().call(request).await.unwrap();
+    let response = admitted_services(service.shared(), Settings::default()).unwrap().call(request).await.unwrap();
     let answer = http_body_util::BodyExt::collect(response.into_body()).await.unwrap();
     assert_eq!(answer.trailers().unwrap()["grpc-status"], "13");
     assert!(!answer.to_bytes().is_empty(), "the first request is answered");
@@ -283,7 +283,7 @@ async fn requests_that_are_not_grpc_are_refused_with_an_http_status() {
             request = request.header("content-type", content_type);
         }
         let request = request.body(http_body_util::Empty::<bytes::Bytes>::new()).unwrap();
-        let response = counted_services(service.shared(), Settings::default()).unwrap().call(request).await.unwrap();
+        let response = admitted_services(service.shared(), Settings::default()).unwrap().call(request).await.unwrap();
         assert_eq!(response.status().as_u16(), 415);
         assert_eq!(counted(&service), (Route::Infer, 13, Some(Reason::Malformed)));
     }
@@ -332,7 +332,7 @@ async fn a_client_that_leaves_at_its_deadline_is_too_late() {
     let left = async |method: &str, limit: &str, after_ms: u64| {
         let service = EchoService::default();
         let (request, mut server) =
-            (limited(method, limit), counted_services(service.shared(), Settings::default()).unwrap());
+            (limited(method, limit), admitted_services(service.shared(), Settings::default()).unwrap());
         let call = async {
             let response = server.call(request).await.unwrap();
             http_body_util::BodyExt::collect(response.into_body()).await.map(drop)
@@ -356,7 +356,7 @@ async fn a_call_ends_at_the_clients_deadline() {
         let request = limited(method, "50m");
         let ended = async {
             let response =
-                counted_services(service.shared(), Settings::default()).unwrap().call(request).await.unwrap();
+                admitted_services(service.shared(), Settings::default()).unwrap().call(request).await.unwrap();
             let head = response.headers().get("grpc-status").cloned();
             let body = http_body_util::BodyExt::collect(response.into_body()).await.unwrap();
             head.or_else(|| body.trailers()?.get("grpc-status").cloned())
@@ -371,7 +371,7 @@ async fn a_call_ends_at_the_clients_deadline() {
 async fn answers_are_compressed_only_if_the_request_was() {
     let service = EchoService::default();
     for (encoding, expected) in [(None, None), (Some("gzip"), Some("gzip")), (Some("deflate"), Some("deflate"))] {
-        let service = counted_services(service.shared(), Settings::default()).unwrap();
+        let service = admitted_services(service.shared(), Settings::default()).unwrap();
         let mut client = tonic::client::Grpc::new(service).accept_compressed(CompressionEncoding::Gzip);
         match encoding {
             Some("gzip") => client = client.send_compressed(CompressionEncoding::Gzip),
@@ -424,7 +424,7 @@ mod descriptor {
 
 #[test]
 fn every_method_has_a_class() {
-    use pharos_listener::access::routes::{Class, class, of_grpc};
+    use pharos_edge::access::routes::{Class, class, of_grpc};
     let set = descriptor::Set::decode(FILE_DESCRIPTOR_SET).unwrap();
     let mut paths = Vec::new();
     for file in &set.file {

@@ -1,65 +1,93 @@
-//! Builders for the answers of the HTTP edge. The failure reason is an extension of the response, from which the layer of
-//! [`pharos_listener::answering`] counts it.
+//! Builders for the answers of the HTTP edge.
 
 use std::borrow::Cow;
+use std::future::Future;
 
 use axum::body::Body;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use bytes::Bytes;
-use http::header::{ACCEPT_ENCODING, CONNECTION, CONTENT_TYPE, HeaderValue};
-use http::{Extensions, HeaderName, StatusCode};
+use http::header::{ACCEPT_ENCODING, CONNECTION, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
+use http::{HeaderName, StatusCode};
 use pharos::error::{ErrorCode, InferError, Reason};
-use pharos_listener::answering::Outcome;
+use pharos_edge::routing::{Handler, Methods, Routed, handler};
+use pharos_edge::{Call, Refusal};
 
-/// An extension of a request: the status of errors for which a platform expects another one than Triton's.
-#[derive(Clone, Copy)]
-pub(super) struct StatusOf(pub(super) fn(&InferError) -> Option<StatusCode>);
-
-impl StatusOf {
-    /// Returns the failure of a request with these extensions.
-    pub(super) fn failure(extensions: &Extensions, error: InferError) -> Response {
-        let status = extensions.get::<Self>().and_then(|of| (of.0)(&error));
-        let mut response = Failure(error).into_response();
-        if let Some(status) = status {
-            *response.status_mut() = status;
-        }
-        response
-    }
-}
+use super::Edge;
 
 /// The return type of handlers.
 pub(super) type Answer = Result<Response, Failure>;
 
-/// The failure of a request; it becomes `{"error":"text"}` with the error's status.
+/// The failure of a request.
 #[derive(Debug)]
-pub(super) struct Failure(InferError);
+pub(super) enum Failure {
+    /// An error, which becomes `{"error":"text"}` with its status.
+    Error(InferError),
+    /// An answer with another form or status than that of the error, and the reason under which it is counted.
+    Refused(Box<Response>, Reason),
+    /// The path, method or resource does not exist.
+    Unknown(Box<Response>),
+}
 
 impl From<InferError> for Failure {
     fn from(error: InferError) -> Self {
-        Self(error)
+        Self::Error(error)
     }
 }
 
-impl IntoResponse for Failure {
-    fn into_response(self) -> Response {
-        refused(error(&self.0), self.0.reason)
+/// Ends a request with the answer of its handler.
+pub(super) fn finish(call: Call, answer: Answer) -> Response {
+    match answer {
+        Ok(response) => call.finish(response, None),
+        Err(Failure::Error(failure)) => call.finish(error(&failure), Some(failure.reason)),
+        Err(Failure::Refused(response, reason)) => call.finish(*response, Some(reason)),
+        Err(Failure::Unknown(response)) => call.finish_unknown(*response),
     }
 }
 
-/// Marks a response as failed with the reason under which it is counted.
-pub(super) fn refused(mut response: Response, reason: Reason) -> Response {
-    response.extensions_mut().insert(Outcome::Failed(reason));
-    response
+/// Returns a handler that ends each call with the answer of a function.
+pub(super) fn answers<F>(answer: impl Fn(Edge, Routed) -> F + Send + Sync + 'static) -> Handler<Edge>
+where
+    F: Future<Output = Answer> + Send + 'static,
+{
+    handler(move |edge, call, routed| {
+        let answer = answer(edge, routed);
+        async move { finish(call, answer.await) }
+    })
 }
 
-/// Returns the answer for an unknown path or method.
-pub(super) fn unknown(status: StatusCode, text: &str) -> Response {
-    of_unknown(error_text(status, text))
+/// Returns a function as the handler of GET.
+pub(super) fn get<F>(answer: impl Fn(Edge, Routed) -> F + Send + Sync + 'static) -> Methods<Edge>
+where
+    F: Future<Output = Answer> + Send + 'static,
+{
+    Methods::get(answers(answer))
 }
 
-/// Marks a response as that to an unknown path or method, so that it is counted as one.
-pub(super) fn of_unknown(mut response: Response) -> Response {
-    response.extensions_mut().insert(Outcome::Unknown);
+/// Returns a function as the handler of POST.
+pub(super) fn post<F>(answer: impl Fn(Edge, Routed) -> F + Send + Sync + 'static) -> Methods<Edge>
+where
+    F: Future<Output = Answer> + Send + 'static,
+{
+    Methods::post(answers(answer))
+}
+
+/// Returns the failure of a request that is refused with this response for a reason.
+pub(super) fn refused(response: Response, reason: Reason) -> Failure {
+    Failure::Refused(Box::new(response), reason)
+}
+
+/// Returns the failure of a request for a path that does not exist.
+pub(super) fn unknown_path() -> Failure {
+    Failure::Unknown(Box::new(super::not_found()))
+}
+
+/// Returns the answer to a client without access to a route.
+pub(super) fn no_access(refusal: Refusal) -> Response {
+    let status = StatusCode::from_u16(refusal.code).unwrap_or(StatusCode::FORBIDDEN);
+    let mut response = error_text(status, &refusal.text);
+    if let Some(challenge) = refusal.challenge {
+        response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
+    }
     response
 }
 
@@ -96,7 +124,7 @@ pub(super) fn empty(status: StatusCode) -> Response {
 }
 
 /// Returns `{"error":"text"}` with the error's status.
-fn error(error: &InferError) -> Response {
+pub(super) fn error(error: &InferError) -> Response {
     let status = StatusCode::from_u16(error.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = error_text(status, &error.message);
     // The client may still be sending the rest of a body that was too large or too slow; it must not be parsed as a request.

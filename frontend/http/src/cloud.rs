@@ -9,7 +9,7 @@ mod vertex_ai;
 use std::convert::Infallible;
 
 use axum::body::Body;
-use axum::response::{IntoResponse as _, Response};
+use axum::response::Response;
 use http::header::{ACCEPT_ENCODING, CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Method, Request, StatusCode, Uri};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -18,15 +18,15 @@ use pharos::service::{Route, SharedService};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use super::answer::Failure;
 use super::codec::HEADER_LENGTH;
 use super::dispatch::Dispatch;
 use super::{Edge, Settings, answer, metrics, refused};
+use pharos_edge::Incoming;
+use pharos_edge::http_service::{Handle, HttpService};
+use pharos_edge::request_log::FIELDS;
+use pharos_edge::routing::Routes;
 use pharos_listener as listener;
 use pharos_listener::PhaseReceiver;
-use pharos_listener::answering::{self, Account};
-use pharos_listener::http_service::{Handle, HttpService};
-use pharos_listener::routing::{OpenOnly, Routes};
 
 pub use sagemaker::SageMaker;
 pub use vertex_ai::VertexAi;
@@ -48,7 +48,7 @@ pub enum Platform {
 pub struct Endpoints {
     dispatch: Dispatch,
     /// The routes of a request that is redirected to the metrics.
-    metrics: Routes<OpenOnly>,
+    metrics: Routes<SharedService>,
     platform: Platform,
 }
 
@@ -74,9 +74,10 @@ impl Endpoints {
 
 impl Handle for Endpoints {
     async fn handle(self, request: Request<Body>) -> Result<Response, Infallible> {
+        let incoming = Incoming::over_http(request, &FIELDS);
         Ok(match self.platform {
-            Platform::SageMaker(sagemaker) => sagemaker.answer(self.dispatch, request).await,
-            Platform::VertexAi(vertex_ai) => vertex_ai.answer(self.dispatch, &self.metrics, request).await,
+            Platform::SageMaker(sagemaker) => sagemaker.answer(self.dispatch, incoming).await,
+            Platform::VertexAi(vertex_ai) => vertex_ai.answer(self.dispatch, &self.metrics, incoming).await,
         })
     }
 }
@@ -97,28 +98,39 @@ fn model_path(model: &str, verb: &str) -> String {
 /// Answers a request as the v2 request with this method and path.
 async fn forward_as_v2(
     dispatch: Dispatch,
-    mut request: Request<Body>,
-    (method, path): (Method, &str),
+    mut incoming: Incoming<Body>,
+    method: Method,
+    path: &str,
     form: &BinaryForm,
 ) -> Response {
-    let length = match header_length(request.headers(), form.media_type) {
-        Ok(length) => length,
-        Err(error) => {
-            let route = dispatch.routes.route_of(path);
-            return fail(dispatch.edge(), (route, request), error).await;
-        }
-    };
-    let Ok(uri) = Uri::try_from(path) else { return unknown(dispatch.edge()) };
-    *request.uri_mut() = uri;
-    *request.method_mut() = method;
-    let headers = request.headers_mut();
+    if let Err(error) = take_header_length(incoming.request.headers_mut(), form) {
+        let route = dispatch.routes.route_of(path);
+        return fail(&dispatch, route, incoming, error);
+    }
+    let Ok(uri) = Uri::try_from(path) else { return unknown(&dispatch, incoming) };
+    *incoming.request.uri_mut() = uri;
+    *incoming.request.method_mut() = method;
+    let Ok(response) = dispatch.answer(incoming).await;
+    in_form(response, form)
+}
+
+/// Moves the length of the JSON in the content type of a request to the header of v2.
+///
+/// # Errors
+/// As [`header_length`].
+fn take_header_length(headers: &mut HeaderMap, form: &BinaryForm) -> Result<(), InferError> {
+    let length = header_length(headers, form.media_type)?;
     headers.remove(HEADER_LENGTH);
     // Triton does not compress responses of these endpoints.
     headers.remove(ACCEPT_ENCODING);
     if let Some(length) = length {
         headers.insert(HEADER_LENGTH, length);
     }
-    let Ok(mut response) = dispatch.handle(request).await;
+    Ok(())
+}
+
+/// Moves the length of the JSON in the header of v2 to the content type of a response, in forms that have it there.
+fn in_form(mut response: Response, form: &BinaryForm) -> Response {
     if form.in_answers
         && let Some(length) = response.headers_mut().remove(HEADER_LENGTH)
     {
@@ -151,13 +163,16 @@ fn header_length(headers: &HeaderMap, media_type: &str) -> Result<Option<HeaderV
 
 /// Answers a request for a v2 route that fails before it reaches the route: with a refusal if access is denied, else with
 /// `error`.
-async fn fail(edge: &Edge, (route, request): (Route, Request<Body>), error: InferError) -> Response {
-    answering::answer(edge, route, request, async |_| Failure::from(error).into_response()).await
+fn fail(dispatch: &Dispatch, route: Route, mut incoming: Incoming<Body>, error: InferError) -> Response {
+    match dispatch.routes.admit(route, &mut incoming) {
+        Ok(call) => answer::finish(call, Err(error.into())),
+        Err(refused) => refused,
+    }
 }
 
 /// Returns the answer for an unknown path, with Triton's status.
-fn unknown(edge: &Edge) -> Response {
-    Account::new(edge, Route::Unknown).finish(answer::unknown(StatusCode::BAD_REQUEST, "Bad Request"))
+fn unknown(dispatch: &Dispatch, incoming: Incoming<Body>) -> Response {
+    dispatch.routes.answer_unknown(incoming, answer::error_text(StatusCode::BAD_REQUEST, "Bad Request"))
 }
 
 #[cfg(test)]

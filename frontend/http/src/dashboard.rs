@@ -3,14 +3,15 @@
 //!
 //! The page may load only its own files: its content security policy forbids inline scripts and other hosts.
 
+use std::future::ready;
+
 use axum::response::Response;
-use axum::routing::get;
 use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS};
 use http::{HeaderValue, StatusCode};
 use pharos::service::Route;
 
 use super::answer;
-use pharos_listener::routing::Builder;
+use pharos_edge::routing::{Builder, Handler, Methods, handler};
 
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -43,7 +44,12 @@ pub fn document(path: &str) -> Option<Response> {
 pub(super) fn add_to<S: Clone + Send + Sync + 'static>(router: Builder<S>) -> Builder<S> {
     DOCUMENTS
         .into_iter()
-        .fold(router, |router, document| router.route(document.0, Route::Metrics, get(async move || show(document))))
+        .fold(router, |router, document| router.route(document.0, Route::Metrics, Methods::get(show_always(document))))
+}
+
+/// Returns a handler that answers with a document.
+fn show_always<S: Send + 'static>(document: Document) -> Handler<S> {
+    handler(move |_: S, call, _| ready(call.finish(show(document), None)))
 }
 
 fn show((_, content_type, text): Document) -> Response {

@@ -1,17 +1,19 @@
 //! Dispatches requests to handlers. Plain inference requests, the hot path, skip the route table.
 
 use std::convert::Infallible;
+use std::future::Future;
 
 use axum::body::Body;
 use axum::response::Response;
 use http::{Method, Request};
 use pharos::service::{Route, SharedService};
+use pharos_edge::Incoming;
+use pharos_edge::http_service::Handle;
+use pharos_edge::request_log::FIELDS;
+use pharos_edge::routing::Routes;
 
 use super::model::ModelPath;
 use super::{Edge, Settings, infer, routes};
-use pharos_listener::answering::Admitted;
-use pharos_listener::http_service::Handle;
-use pharos_listener::routing::Routes;
 
 /// The whole protocol behind the tokens and restrictions of its settings.
 #[derive(Clone)]
@@ -21,25 +23,30 @@ pub(super) struct Dispatch {
 
 impl Dispatch {
     pub(super) fn new(service: SharedService, settings: Settings) -> Self {
-        let edge = Edge::new(service, settings);
-        Self { routes: routes::table(edge.clone(), edge) }
+        let policy = settings.policy(service.clone());
+        Self { routes: routes::table(Edge::new(service, settings), policy, super::answer::no_access) }
     }
 
     pub(super) fn edge(&self) -> &Edge {
-        self.routes.gate()
+        self.routes.state()
+    }
+
+    /// Answers a request. A `Result`, as a service needs: another future around this one would be copied with it.
+    pub(super) async fn answer(self, mut incoming: Incoming<Body>) -> Result<Response, Infallible> {
+        Ok(match plain_infer(&incoming.request) {
+            Some(path) => match self.routes.admit(Route::Infer, &mut incoming) {
+                Ok(call) => infer::answer(self.edge(), call, path, incoming.request, |_| None).await,
+                Err(refused) => refused,
+            },
+            // Boxed: the hot path should not move the large future of all routes.
+            None => Box::pin(self.routes.answer(incoming)).await,
+        })
     }
 }
 
 impl Handle for Dispatch {
-    async fn handle(self, request: Request<Body>) -> Result<Response, Infallible> {
-        Ok(match plain_infer(&request) {
-            Some(path) => match Admitted::new(self.edge(), Route::Infer, &request) {
-                Ok(admitted) => admitted.finish(infer::answer(self.edge(), path, request).await),
-                Err(refused) => refused,
-            },
-            // Boxed: the hot path should not move the large future of all routes.
-            None => Box::pin(self.routes.answer(request)).await,
-        })
+    fn handle(self, request: Request<Body>) -> impl Future<Output = Result<Response, Infallible>> + Send {
+        self.answer(Incoming::over_http(request, &FIELDS))
     }
 }
 

@@ -5,84 +5,81 @@ pub(super) mod convert;
 mod events;
 
 use axum::body::Body;
-use axum::extract::State;
-use axum::response::{IntoResponse as _, Response};
+use axum::response::Response;
 use http::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue, TRAILER};
 use http::{HeaderMap, Request, StatusCode};
 use pharos::data::Data;
 use pharos::error::{ErrorCode, InferError, Reason};
-use pharos::id::TraceId;
 use pharos::infer::{InferRequest, InferResponse};
-use pharos::request_trace::Traced;
-use pharos::service::{Protocol, Responses, Route, Streamed};
-use pharos::timeline::{Instant, Timeline};
+use pharos::service::{Protocol, Responses, Streamed};
+use pharos::timeline::Timeline;
 
 use super::Edge;
-use super::answer::{self, Answer, Failure};
+use super::answer::{self, Failure};
 use super::codec;
-use super::headers::text;
-use super::infer::{LONG, forward, on_a_thread_if};
+use super::infer::{LONG, on_a_thread_if};
 use super::model::ModelPath;
-use super::trace;
 use events::Events;
-use pharos_listener::answering::{Account, Outcome};
+use pharos_edge::Call;
+use pharos_edge::headers::text;
+use pharos_edge::response_timing::{SERVER_TIMING, accepts_trailers};
+use pharos_edge::routing::Routed;
 use pharos_listener::receiving::body::{self, Read};
-use pharos_listener::request_trace::{self, HTTP};
-use pharos_listener::response_timing::{AnswerTiming, SERVER_TIMING, accepts_trailers};
-use pharos_listener::tenants;
 
 /// The error for a model that does not send exactly one response.
 const NOT_ONE: &str = "generate expects model to produce exactly 1 response, use generate stream for model that generates \
                        various number of responses";
 
-pub(super) async fn generate(State(edge): State<Edge>, path: ModelPath, request: Request<Body>) -> Response {
-    let (timing, mut times) = (edge.settings.timing.of(request.headers()), None);
-    let mut traced = None;
-    let result = async {
-        let mut begun = begin(&edge, path, (request, &timing)).await?;
-        traced = begun.traced;
-        let response = only(&mut *begun.responses).await;
-        request_trace::complete(traced.as_ref());
+pub(super) async fn generate(edge: Edge, mut call: Call, mut routed: Routed) -> Response {
+    let path = match ModelPath::of(&mut routed) {
+        Ok(path) => path,
+        Err(failure) => return answer::finish(call, Err(failure)),
+    };
+    call.begin(routed.request.headers());
+    let answer = async {
+        let mut responses = begin(&edge, &mut call, path, routed.request).await?;
+        let response = only(&mut *responses).await;
+        call.has_responded();
         let (response, timeline) = response?;
-        times = timing.value(&timeline);
+        call.set_times(&timeline);
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         let json = on_a_thread_if(size > LONG, move || convert::response(&response)).await?;
         Ok::<_, InferError>(answer::json(json))
     };
-    let result = result.await;
-    trace::answered(traced, (timing, times), result.map_err(Failure::from).into_response())
+    let answer = answer.await.map_err(Failure::from);
+    answer::finish(call, answer)
 }
 
-pub(super) async fn generate_stream(State(edge): State<Edge>, path: ModelPath, request: Request<Body>) -> Answer {
-    let open = edge.service.stream_open(Protocol::Http);
-    let timing = edge.settings.timing.of(request.headers());
-    // The times are known at the end of the stream.
-    let trailer = (timing.has_times() && accepts_trailers(request.headers())).then(|| timing.clone());
-    let mut begun = match begin(&edge, path, (request, &timing)).await {
-        Ok(begun) => begun,
-        Err(error) => return Ok(trace::answered(None, (timing, None), Failure::from(error).into_response())),
+pub(super) async fn generate_stream(edge: Edge, mut call: Call, mut routed: Routed) -> Response {
+    let path = match ModelPath::of(&mut routed) {
+        Ok(path) => path,
+        Err(failure) => return answer::finish(call, Err(failure)),
     };
-    let first = begun.responses.next_response().await;
+    let open = edge.service.stream_open(Protocol::Http);
+    let headers = routed.request.headers();
+    call.begin(headers);
+    // The times are known at the end of the stream.
+    let trailer = if accepts_trailers(headers) { call.timing_of_trailer() } else { None };
+    let mut responses = match begin(&edge, &mut call, path, routed.request).await {
+        Ok(responses) => responses,
+        Err(error) => return answer::finish(call, Err(error.into())),
+    };
+    let first = responses.next_response().await;
     // The first response determines the status; later errors are sent as events.
     let status = match &first {
         Some(Streamed { answer: Err(error), .. }) => error.code.http_status(),
         _ => StatusCode::OK.as_u16(),
     };
-    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let account = (Account::new(edge, Route::GenerateStream), status);
-    let traced = begun.traced.clone();
-    let has_trailer = trailer.is_some();
-    begun.trailer = trailer;
-    let mut response = Response::new(Body::new(Events::new(begun, first, account, open)));
-    *response.status_mut() = status;
-    response.extensions_mut().insert(Outcome::CountedByHandler);
+    let mut response = Response::default();
+    *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    if has_trailer {
+    if trailer.is_some() {
         headers.insert(TRAILER, HeaderValue::from_name(SERVER_TIMING));
     }
-    Ok(trace::answered(traced, (timing, None), response))
+    let sending = call.begin_stream(&mut response);
+    response.map(|_| Body::new(Events::new(responses, first, call, trailer, sending, open)))
 }
 
 /// Returns the response of a model that sends exactly one, and the timeline at the end of the request.
@@ -103,60 +100,43 @@ async fn only(responses: &mut dyn Responses) -> Result<(InferResponse, Timeline)
     found.map(|response| (response, timeline)).ok_or_else(not_one)
 }
 
-/// The responses to come of a request, and its trace if the request is sampled.
-struct TracedResponses {
-    responses: Box<dyn Responses>,
-    traced: Option<Traced>,
-    /// Present if the times of the request are sent behind the responses.
-    trailer: Option<AnswerTiming>,
-}
-
 /// Reads a request and passes it to the engine.
 async fn begin(
     edge: &Edge,
+    call: &mut Call,
     path: ModelPath,
-    (request, timing): (Request<Body>, &AnswerTiming),
-) -> Result<TracedResponses, InferError> {
-    let received = edge.service.now();
-    check_encoding(request.headers())?;
-    let traced = trace::begin(edge, &path.model, request.headers());
-    let reception = Reception { received, traced: traced.as_ref(), trace: timing.trace() };
-    let begun = begin_traced(edge, path, request, reception).await;
-    let responses = begun.inspect_err(|error| HTTP.refused(traced.as_ref(), received, error))?;
-    Ok(TracedResponses { responses, traced, trailer: None })
-}
-
-/// What is known of a request before its body is read.
-struct Reception<'a> {
-    received: Instant,
-    traced: Option<&'a Traced>,
-    /// The trace that the client's `traceparent` names.
-    trace: Option<TraceId>,
+    request: Request<Body>,
+) -> Result<Box<dyn Responses>, InferError> {
+    let (parts, body) = request.into_parts();
+    check_encoding(&parts.headers)?;
+    call.begin_trace(&path.model, &parts.headers);
+    let begun = begin_traced(edge, call, path, &parts.headers, body).await;
+    begun.inspect_err(|error| {
+        call.has_failed(error);
+        call.end_trace();
+    })
 }
 
 async fn begin_traced(
     edge: &Edge,
+    call: &mut Call,
     path: ModelPath,
-    request: Request<Body>,
-    Reception { received, traced, trace }: Reception<'_>,
+    headers: &HeaderMap,
+    body: Body,
 ) -> Result<Box<dyn Responses>, InferError> {
-    let (parts, body) = request.into_parts();
     edge.service.demand(&path.model, &path.version, 0).await?;
     // Report an unknown model before errors in the body, as Triton does.
     let metadata = edge.service.model_metadata(&path.model, &path.version);
     let body = read(edge, body).await;
     let (metadata, body) = (metadata?, body?);
-    let mut request =
-        InferRequest { model_name: path.model, model_version: path.version, trace, ..InferRequest::default() };
-    request.timeline.received = received;
+    let mut request = InferRequest { model_name: path.model, model_version: path.version, ..InferRequest::default() };
     let mut request = on_a_thread_if(body.len() > LONG, move || {
         convert::request(&body.join(), &metadata, &mut request)?;
         Ok(request)
     })
     .await?;
-    forward(edge, &parts.headers, &mut request)?;
-    request.tenant = tenants::of(&*edge.service, &parts.headers, &parts.extensions);
-    HTTP.received(traced, edge.service.now(), &mut request);
+    call.forward(&edge.settings.forward, headers)?;
+    call.complete(&mut request, edge.service.now());
     request.timeline.request_start = edge.service.now();
     edge.service.stream(request)
 }

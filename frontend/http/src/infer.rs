@@ -3,64 +3,66 @@
 use std::borrow::Cow;
 
 use axum::body::Body;
-use axum::extract::State;
 use axum::response::Response;
 use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
-use http::{HeaderMap, Request};
+use http::{Request, StatusCode};
 use pharos::error::{ErrorCode, InferError, Reason};
-use pharos::infer::{InferRequest, InferResponse, Parameter};
-use pharos::request_trace::Traced;
+use pharos::infer::{InferRequest, InferResponse};
 use pharos::service::{Endpoint, Service};
-use pharos::timeline::Instant;
 use pharos_os::blocking;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::answer::StatusOf;
 use super::codec::{self, Decoded, Encoded, HEADER_LENGTH, Head, SMALL};
 use super::compression::{self, Coding};
-use super::headers::text;
 use super::model::ModelPath;
 use super::pieces::Pieces;
-use super::{Edge, answer, trace};
+use super::{Edge, answer};
+use pharos_edge::Call;
+use pharos_edge::headers::text;
+use pharos_edge::routing::Routed;
 use pharos_listener::receiving::Budget;
 use pharos_listener::receiving::body::{self, Read};
-use pharos_listener::request_trace::{self, HTTP};
-use pharos_listener::tenants;
 
 /// Work on more bytes than this runs on a blocking thread, because it would delay the other connections of the event loop.
 pub(super) const LONG: usize = 128 << 10;
 
-pub(super) async fn infer(State(edge): State<Edge>, path: ModelPath, request: Request<Body>) -> Response {
-    answer(&edge, path, request).await
+pub(super) async fn infer(edge: Edge, call: Call, mut routed: Routed) -> Response {
+    match ModelPath::of(&mut routed) {
+        Ok(path) => answer(&edge, call, path, routed.request, |_| None).await,
+        Err(failure) => answer::finish(call, Err(failure)),
+    }
 }
 
-/// Answers an inference request.
-pub(super) async fn answer(edge: &Edge, path: ModelPath, request: Request<Body>) -> Response {
-    let received = edge.service.now();
+/// Answers an inference request. `status_of` returns the status of errors for which a platform expects another one than Triton's.
+pub(super) async fn answer(
+    edge: &Edge,
+    mut call: Call,
+    path: ModelPath,
+    request: Request<Body>,
+    status_of: fn(&InferError) -> Option<StatusCode>,
+) -> Response {
     let (parts, body) = request.into_parts();
-    let Some(coding) = Coding::of_request(text(&parts.headers, CONTENT_ENCODING).as_deref()) else {
-        return answer::refused(answer::unsupported_coding(), Reason::Unsupported);
+    let headers = &parts.headers;
+    let Some(coding) = Coding::of_request(text(headers, CONTENT_ENCODING).as_deref()) else {
+        return call.finish(answer::unsupported_coding(), Some(Reason::Unsupported));
     };
     let head = Head {
         model_name: path.model,
         model_version: path.version,
-        header_length: text(&parts.headers, HEADER_LENGTH).map(Cow::into_owned),
+        header_length: text(headers, HEADER_LENGTH).map(Cow::into_owned),
     };
-    let answer_coding = Coding::of_response(text(&parts.headers, ACCEPT_ENCODING).as_deref());
-    let (timing, mut times) = (edge.settings.timing.of(&parts.headers), None);
-    let traced = trace::begin(edge, &head.model_name, &parts.headers);
+    let answer_coding = Coding::of_response(text(headers, ACCEPT_ENCODING).as_deref());
+    call.begin(headers);
+    call.begin_trace(&head.model_name, headers);
     let (model, version) = (head.model_name.clone(), head.model_version.clone());
     let result = async {
         let received_request = receive(edge, head, body, coding).await;
         // Report an unknown model before errors in the body, as Triton does.
-        let (mut request, form) =
+        let (request, form) =
             received_request.map_err(|error| edge.service.model_metadata(&model, &version).err().unwrap_or(error))?;
-        request.trace = timing.trace();
-        forward(edge, &parts.headers, &mut request)?;
-        request.tenant = tenants::of(&*edge.service, &parts.headers, &parts.extensions);
-        let response = execute(&*edge.service, request, traced.as_ref(), received).await?;
-        times = timing.value(&response.timeline);
+        call.forward(&edge.settings.forward, headers)?;
+        let response = execute(&*edge.service, &mut call, request).await?;
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         let long = match answer_coding {
             // Binary outputs are sent as they are.
@@ -74,31 +76,33 @@ pub(super) async fn answer(edge: &Edge, path: ModelPath, request: Request<Body>)
         };
         if long { on_a_thread(work).await } else { work() }
     };
-    let result = result.await.inspect_err(|error| HTTP.refused(traced.as_ref(), received, error));
-    let response = result.unwrap_or_else(|error| StatusOf::failure(&parts.extensions, error));
-    trace::answered(traced, (timing, times), response)
+    match result.await {
+        Ok(response) => call.finish(response, None),
+        Err(error) => {
+            call.has_failed(&error);
+            let mut response = answer::error(&error);
+            if let Some(status) = status_of(&error) {
+                *response.status_mut() = status;
+            }
+            call.finish(response, Some(error.reason))
+        }
+    }
 }
 
-/// Executes a decoded request whose reception began at `received`, and stamps its timeline and its trace.
+/// Executes a decoded request, and stamps its timeline and its trace.
 pub(super) async fn execute(
     service: &dyn Service,
+    call: &mut Call,
     mut request: Box<InferRequest>,
-    traced: Option<&Traced>,
-    received: Instant,
 ) -> Result<InferResponse, InferError> {
-    request.timeline.received = received;
-    HTTP.received(traced, service.now(), &mut request);
+    call.complete(&mut request, service.now());
     request.timeline.request_start = service.now();
     let response = service.infer(request, Endpoint::HttpInfer).await;
-    request_trace::complete(traced);
+    call.has_responded();
+    if let Ok(response) = &response {
+        call.set_times(&response.timeline);
+    }
     response
-}
-
-/// Adds the headers that match the forward pattern as parameters.
-pub(super) fn forward(edge: &Edge, headers: &HeaderMap, request: &mut InferRequest) -> Result<(), InferError> {
-    let forwarded = edge.settings.forward.parameters(headers).map_err(InferError::invalid)?;
-    request.parameters.extend(forwarded.into_iter().map(|(name, value)| (name, Parameter::String(value))));
-    Ok(())
 }
 
 /// Reads, decompresses and decodes a request.

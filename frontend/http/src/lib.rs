@@ -1,9 +1,8 @@
 //! The HTTP edge: KServe v2 over HTTP/1.1 and HTTP/2 in clear text, with Triton's extensions (spec 1.1, 1.3).
 //!
 //! Handlers translate between HTTP and the verbs of a `pharos::service::Service` and make no other decisions. Query strings are
-//! accepted and ignored. The layer of [`pharos_listener::answering`] counts every answer once.
+//! accepted and ignored. A [`pharos_edge::Call`] counts every request once.
 
-mod access_check;
 mod answer;
 pub mod cloud;
 pub mod codec;
@@ -13,7 +12,7 @@ mod data;
 mod dispatch;
 pub mod fuzzing;
 mod generate;
-mod headers;
+mod health;
 mod infer;
 mod json;
 mod logging;
@@ -45,15 +44,16 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use dispatch::Dispatch;
-pub use routes::router;
+pub use routes::{V2, router};
 
+use pharos_edge::access::{Access, Forward};
+use pharos_edge::http_service::HttpService;
+use pharos_edge::response_timing::ResponseTiming;
+use pharos_edge::{Policy, ServerPolicy};
 use pharos_listener as listener;
 use pharos_listener::PhaseReceiver;
-use pharos_listener::access::{Access, Forward};
-use pharos_listener::http_service::HttpService;
 use pharos_listener::receiving::Budget;
 use pharos_listener::receiving::body::{self, Read};
-use pharos_listener::response_timing::ResponseTiming;
 use pharos_os::clock;
 
 /// The settings of the HTTP edge.
@@ -106,6 +106,14 @@ pub(crate) struct Edge {
     created: u64,
 }
 
+impl Settings {
+    /// Returns the policy of a port with these tokens and restrictions.
+    fn policy(&self, service: SharedService) -> Arc<dyn Policy> {
+        let Self { access, restricted, timing, .. } = self.clone();
+        Arc::new(ServerPolicy { service, access, restricted, timing })
+    }
+}
+
 impl Edge {
     fn new(service: SharedService, settings: Settings) -> Self {
         Self { service, settings: Arc::new(settings), created: clock::wall_ms() / 1000 }
@@ -149,12 +157,12 @@ fn refused(service: SharedService) -> impl Fn(u16) + Clone + Send + 'static {
 
 /// Returns the answer for an unknown path.
 fn not_found() -> Response {
-    answer::unknown(StatusCode::NOT_FOUND, "Not Found")
+    answer::error_text(StatusCode::NOT_FOUND, "Not Found")
 }
 
 /// Returns the answer for a method that the path does not support.
 fn wrong_method() -> Response {
-    answer::unknown(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed")
+    answer::error_text(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed")
 }
 
 #[cfg(test)]

@@ -1,8 +1,7 @@
 //! `GET` and `POST /v2/logging`: the log settings (spec 2.8).
 
 use axum::body::Body;
-use axum::extract::State;
-use http::{Request, StatusCode};
+use http::StatusCode;
 use pharos::error::InferError;
 use pharos::service::{LogSettings, LogUpdate, WRONG_LOG_FORMAT, log_format, unchangeable_log_setting};
 use serde_json::value::RawValue;
@@ -10,18 +9,19 @@ use serde_json::value::RawValue;
 use super::answer::Answer;
 use super::json::{Members, as_bool, as_string, as_u64, from_body, parse_error};
 use super::{Edge, answer};
+use pharos_edge::routing::Routed;
 
-pub(super) async fn get(State(edge): State<Edge>) -> Answer {
+pub(super) async fn get(edge: Edge, _: Routed) -> Answer {
     shown(&edge.service.log_settings())
 }
 
-pub(super) async fn post(State(edge): State<Edge>, request: Request<Body>) -> Answer {
-    let update = read(&edge, request.into_body()).await;
+pub(super) async fn post(edge: Edge, routed: Routed) -> Answer {
+    let update = read(&edge, routed.request.into_body()).await;
     match update {
         // Triton answers 503 to an invalid log format.
         Err(error) if error.message.starts_with(WRONG_LOG_FORMAT) => {
             let response = answer::error_text(StatusCode::SERVICE_UNAVAILABLE, &error.message);
-            Ok(answer::refused(response, error.reason))
+            Err(answer::refused(response, error.reason))
         }
         update => shown(&edge.service.update_log_settings(update?)),
     }

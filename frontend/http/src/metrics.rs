@@ -4,11 +4,10 @@
 //! The listener is separate so that a firewall can treat scraping and inference differently. Its answers are not counted, because
 //! a scrape would change the values that it reads.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::State;
 use axum::response::Response;
-use axum::routing::get;
 use bytes::Bytes;
 use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, HeaderValue, VARY};
 use http::{HeaderMap, StatusCode, Uri};
@@ -19,11 +18,12 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use super::compression::{Coding, compress};
-use super::headers::text;
 use super::{answer, dashboard};
-use pharos_listener::http_service::HttpService;
-use pharos_listener::renderings::{Rendered, Renderings};
-use pharos_listener::routing::{Builder, OpenOnly, Routes};
+use pharos_edge::headers::text;
+use pharos_edge::http_service::HttpService;
+use pharos_edge::renderings::{Rendered, Renderings};
+use pharos_edge::routing::{Builder, Fallbacks, Methods, Routed, Routes, handler};
+use pharos_edge::{Call, OpenPolicy};
 use pharos_listener::{self as listener, PhaseReceiver};
 
 /// Spawns a task that serves metrics on `listener` until `phases` signals shutdown.
@@ -39,14 +39,18 @@ pub fn serve(
 }
 
 /// Returns the routes of `/metrics` and of the live page.
-pub fn router(service: SharedService) -> Routes<OpenOnly> {
+pub fn router(service: SharedService) -> Routes<SharedService> {
     let renderings = Renderings::default();
-    let scrape = move |State(service): State<SharedService>, uri: Uri, headers: HeaderMap| {
+    let scrape = move |service, call: Call, routed: Routed| {
         let renderings = renderings.clone();
-        async move { metrics(&renderings, service, &uri, &headers).await }
+        async move {
+            let request = routed.request;
+            call.finish(metrics(&renderings, service, request.uri(), request.headers()).await, None)
+        }
     };
-    let router = Builder::new(service, |_| wrong_method()).route("/metrics", Route::Metrics, get(scrape));
-    dashboard::add_to(router).build(OpenOnly(elsewhere), |_| elsewhere())
+    let router = Builder::default().route("/metrics", Route::Metrics, Methods::get(handler(scrape)));
+    let fallbacks = Fallbacks { not_found: elsewhere, wrong_method, refused: |_| elsewhere() };
+    dashboard::add_to(router).build(service.clone(), Arc::new(OpenPolicy::new(service)), fallbacks)
 }
 
 async fn metrics(renderings: &Renderings, service: SharedService, uri: &Uri, headers: &HeaderMap) -> Response {

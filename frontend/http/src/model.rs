@@ -1,16 +1,13 @@
 //! Metadata, readiness, configuration and statistics of one model.
 
-use axum::extract::{FromRequestParts, State};
-use axum::response::Response;
 use http::StatusCode;
-use http::request::Parts;
 use pharos::error::{InferError, Reason};
 use pharos::model::{ModelMetadata, TensorMetadata};
 use serde_json::json;
 
-use super::answer::Answer;
+use super::answer::{Answer, Failure};
 use super::{Edge, answer};
-use pharos_listener::routing::PathParameters;
+use pharos_edge::routing::Routed;
 
 /// The model in a path `/v2/models/{model}[/versions/{version}]`. The engine validates the version.
 pub(super) struct ModelPath {
@@ -19,18 +16,20 @@ pub(super) struct ModelPath {
     pub(super) version: String,
 }
 
-impl FromRequestParts<Edge> for ModelPath {
-    type Rejection = Response;
-
-    async fn from_request_parts(parts: &mut Parts, edge: &Edge) -> Result<Self, Response> {
-        let Ok(PathParameters(names)) = PathParameters::from_request_parts(parts, edge).await;
-        let mut names = names.into_iter().flatten();
-        let model = names.next().ok_or_else(super::not_found)?;
+impl ModelPath {
+    /// Returns the model in the path of a request.
+    ///
+    /// # Errors
+    /// A name is not valid UTF-8: the path does not exist.
+    pub(super) fn of(routed: &mut Routed) -> Result<Self, Failure> {
+        let mut names = routed.parameters.take().into_iter().flatten();
+        let model = names.next().ok_or_else(answer::unknown_path)?;
         Ok(Self { model, version: names.next().unwrap_or_default() })
     }
 }
 
-pub(super) async fn metadata(State(edge): State<Edge>, path: ModelPath) -> Answer {
+pub(super) async fn metadata(edge: Edge, mut routed: Routed) -> Answer {
+    let path = ModelPath::of(&mut routed)?;
     Ok(answer::json(metadata_json(&edge.service.model_metadata(&path.model, &path.version)?)))
 }
 
@@ -53,9 +52,10 @@ fn metadata_json(metadata: &ModelMetadata) -> String {
 }
 
 /// Answers 200 with an empty body, else 400 with the reason if known; also for a model that does not exist.
-pub(super) async fn ready(State(edge): State<Edge>, path: ModelPath) -> Response {
+pub(super) async fn ready(edge: Edge, mut routed: Routed) -> Answer {
+    let path = ModelPath::of(&mut routed)?;
     let reason = match edge.service.model_ready(&path.model, &path.version).await {
-        Ok(true) => return answer::empty(StatusCode::OK),
+        Ok(true) => return Ok(answer::empty(StatusCode::OK)),
         // Treat a malformed version like one that is not ready.
         Ok(false) | Err(InferError { reason: Reason::Invalid, .. }) => Reason::NotReady,
         Err(error) => error.reason,
@@ -64,18 +64,20 @@ pub(super) async fn ready(State(edge): State<Edge>, path: ModelPath) -> Response
     if let Some(why) = edge.service.why_not_ready(&path.model, &path.version) {
         text = format!("{text}: {why}");
     }
-    answer::refused(answer::error_text(StatusCode::BAD_REQUEST, &text), reason)
+    Err(answer::refused(answer::error_text(StatusCode::BAD_REQUEST, &text), reason))
 }
 
-pub(super) async fn config(State(edge): State<Edge>, path: ModelPath) -> Answer {
+pub(super) async fn config(edge: Edge, mut routed: Routed) -> Answer {
+    let path = ModelPath::of(&mut routed)?;
     Ok(answer::json(edge.service.model_config_json(&path.model, &path.version)?))
 }
 
-pub(super) async fn statistics(State(edge): State<Edge>, path: ModelPath) -> Answer {
+pub(super) async fn statistics(edge: Edge, mut routed: Routed) -> Answer {
+    let path = ModelPath::of(&mut routed)?;
     statistics_json(&edge, &path.model, &path.version)
 }
 
-pub(super) async fn all_statistics(State(edge): State<Edge>) -> Answer {
+pub(super) async fn all_statistics(edge: Edge, _: Routed) -> Answer {
     statistics_json(&edge, "", "")
 }
 

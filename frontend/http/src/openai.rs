@@ -1,14 +1,15 @@
 //! OpenAI's API over HTTP: its description of models, which shares the paths of KServe's v1, and the answers for the paths of its
 //! API that this server does not have.
 
-use axum::response::Response;
-use axum::routing::post;
+use std::future::ready;
+
 use http::StatusCode;
 use pharos::service::Route;
 use serde::Serialize;
 
+use super::answer::post;
 use super::{Edge, answer};
-use pharos_listener::routing::Builder;
+use pharos_edge::routing::Builder;
 
 /// What a client of a generating model can use instead.
 const TEXT: &str =
@@ -83,14 +84,14 @@ struct Details<'a> {
 /// about the server.
 pub(super) fn routes(router: Builder<Edge>) -> Builder<Edge> {
     UNAVAILABLE.iter().fold(router, |router, &(path, instead)| {
-        router.route(path, Route::Infer, post(move || async move { unavailable(path, instead) }))
+        router.route(path, Route::Infer, post(move |_, _| ready(Err(unavailable(path, instead)))))
     })
 }
 
-fn unavailable(path: &str, instead: &str) -> Response {
+fn unavailable(path: &str, instead: &str) -> answer::Failure {
     let message =
         format!("this server does not have OpenAI's API {path} yet: send {instead}; GET /v1/models lists the models");
     let details = Details { message: &message, kind: "invalid_request_error", param: None, code: None };
     let body = serde_json::to_vec(&Failure { error: details }).unwrap_or_default();
-    answer::of_unknown(answer::with_body(StatusCode::NOT_FOUND, "application/json", body))
+    answer::Failure::Unknown(Box::new(answer::with_body(StatusCode::NOT_FOUND, "application/json", body)))
 }

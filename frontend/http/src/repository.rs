@@ -1,11 +1,9 @@
 //! The model repository: its index, and loading and unloading models.
 
 use axum::body::Body;
-use axum::extract::State;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
-use http::Request;
 use pharos::data::Data;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::repository::{self, IndexEntry, LoadParameter};
@@ -17,8 +15,8 @@ use super::answer::Answer;
 use super::infer::{LONG, on_a_thread_if};
 use super::json::{Members, as_bool, as_string, from_body, object, parse_error};
 use super::{Edge, answer};
+use pharos_edge::routing::Routed;
 use pharos_listener::receiving::body::{self, Read};
-use pharos_listener::routing::PathParameters;
 
 object! {
     /// The body of an index request, which may be empty.
@@ -54,8 +52,8 @@ impl<'a> From<&'a IndexEntry> for Entry<'a> {
     }
 }
 
-pub(super) async fn index(State(edge): State<Edge>, request: Request<Body>) -> Answer {
-    let body = edge.read_short(request.into_body(), "an index request").await?;
+pub(super) async fn index(edge: Edge, routed: Routed) -> Answer {
+    let body = edge.read_short(routed.request.into_body(), "an index request").await?;
     let entries = edge.service.repository_index(ready_only(&body)?).await?;
     answer::json_of(&entries.iter().map(Entry::from).collect::<Vec<_>>())
 }
@@ -79,28 +77,25 @@ pub(super) fn route_of_operation(path: &str) -> Route {
 
 /// `POST /v2/repository/models/M/load` and `/unload`. Clients do not encode slashes in a name, so everything before the verb is
 /// the name; the engine then refuses an invalid one with an explanation.
-pub(super) async fn operate(
-    State(edge): State<Edge>,
-    PathParameters(operation): PathParameters,
-    request: Request<Body>,
-) -> Answer {
-    let operation = operation.unwrap_or_default().concat();
+pub(super) async fn operate(edge: Edge, routed: Routed) -> Answer {
+    let operation = routed.parameters.unwrap_or_default().concat();
+    let body = routed.request.into_body();
     match operation.rsplit_once('/') {
-        Some((model, "load")) => load(&edge, model, request.into_body()).await,
-        Some((model, "unload")) => unload(&edge, model, request.into_body()).await,
-        _ => Ok(super::not_found()),
+        Some((model, "load")) => load(&edge, model, body).await,
+        Some((model, "unload")) => unload(&edge, model, body).await,
+        _ => Err(answer::unknown_path()),
     }
 }
 
 /// `POST /v2/repository/R/models/M/load` and `/unload`. Triton has these paths and refuses the name of the repository; the name in
 /// the path of an index has no effect.
-pub(super) async fn operate_in(PathParameters(operation): PathParameters) -> Answer {
-    let named = operation.as_deref().and_then(|parts| parts.last()?.rsplit_once('/'));
+pub(super) async fn operate_in(_: Edge, routed: Routed) -> Answer {
+    let named = routed.parameters.as_deref().and_then(|parts| parts.last()?.rsplit_once('/'));
     match named {
         Some((_, "load" | "unload")) => {
             Err(InferError::unsupported("'repository_name' specification is not supported").into())
         }
-        _ => Ok(super::not_found()),
+        _ => Err(answer::unknown_path()),
     }
 }
 

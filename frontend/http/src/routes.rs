@@ -1,38 +1,56 @@
 //! The routes of v2, v1 and OpenAI's API, each with its path, its [`Route`] and its handlers.
 
-use axum::routing::{MethodRouter, get, post};
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::response::Response;
 use pharos::service::{Route, SharedService};
+use pharos_edge::routing::{Answering, Builder, Fallbacks, Methods, RouteOf, Routes, handler};
+use pharos_edge::{Incoming, Policy, Refusal};
 
-use super::{Edge, Settings, generate, infer, logging, model, openai, repository, server, shared_memory, trace, v1};
-use pharos_listener::answering::Gate;
-use pharos_listener::routing::{Builder, RouteOf, Routes};
+use super::answer::{answers, get, post};
+use super::{
+    Edge, Settings, generate, health, infer, logging, model, openai, repository, server, shared_memory, trace, v1,
+};
 
-/// Returns the routes of v2 and v1 behind the access check `gate`, which replaces the tokens and restrictions of `settings`.
-pub fn router<G: Gate>(service: SharedService, settings: Settings, gate: G) -> Routes<G> {
-    table(Edge::new(service, settings), gate)
+/// Answers the requests for v2 and v1 on a port of another protocol.
+pub type V2 = Arc<dyn Fn(Incoming<Body>) -> Answering + Send + Sync>;
+
+/// Returns the routes of v2 and v1 behind a policy, which replaces the tokens and restrictions of `settings`. `refused` renders its
+/// refusals.
+pub fn router(
+    service: SharedService,
+    settings: Settings,
+    policy: Arc<dyn Policy>,
+    refused: fn(Refusal) -> Response,
+) -> V2 {
+    let routes = table(Edge::new(service, settings), policy, refused);
+    Arc::new(move |incoming| {
+        let routes = routes.clone();
+        Box::pin(async move { routes.answer(incoming).await })
+    })
 }
 
-/// Returns the routes behind the access check `gate`.
-pub(crate) fn table<G: Gate>(edge: Edge, gate: G) -> Routes<G> {
-    declared(edge).build(gate, |_| super::not_found())
+/// Returns the routes behind a policy.
+pub(crate) fn table(edge: Edge, policy: Arc<dyn Policy>, refused: fn(Refusal) -> Response) -> Routes<Edge> {
+    let fallbacks = Fallbacks { not_found: super::not_found, wrong_method: super::wrong_method, refused };
+    declared().build(edge, policy, fallbacks)
 }
 
-/// Declares the routes. Not generic, so that the handlers are compiled once, in this package.
-fn declared(edge: Edge) -> Builder<Edge> {
-    let router = Builder::new(edge, |_| super::wrong_method())
+fn declared() -> Builder<Edge> {
+    let router = Builder::default()
         .route("/v2", Route::ServerMetadata, get(server::metadata))
-        .route("/v2/health/live", Route::Live, get(server::live))
-        .route("/v2/health/ready", Route::Ready, get(server::ready))
+        .route("/v2/health/live", Route::Live, get(health::live))
+        .route("/v2/health/ready", Route::Ready, get(health::ready))
         .route("/v2/models/stats", Route::ModelStatistics, get(model::all_statistics));
     let router = model_route(router, "", Route::ModelMetadata, || get(model::metadata));
     let router = model_route(router, "/ready", Route::ModelReady, || get(model::ready));
     let router = model_route(router, "/config", Route::ModelConfig, || get(model::config));
     let router = model_route(router, "/stats", Route::ModelStatistics, || get(model::statistics));
-    let router = model_route(router, "/infer", Route::Infer, || post(infer::infer));
-    let router = model_route(router, "/generate", Route::Generate, || post(generate::generate));
-    let stream = || post(generate::generate_stream);
+    let router = model_route(router, "/infer", Route::Infer, || Methods::post(handler(infer::infer)));
+    let router = model_route(router, "/generate", Route::Generate, || Methods::post(handler(generate::generate)));
+    let stream = || Methods::post(handler(generate::generate_stream));
     let router = model_route(router, "/generate_stream", Route::GenerateStream, stream);
-    let trace_of_model = get(trace::get_of).post(trace::post_of);
     let router = router
         .route("/v2/repository/index", Route::RepositoryIndex, post(repository::index))
         .route("/v2/repository/{repository}/index", Route::RepositoryIndex, post(repository::index))
@@ -46,9 +64,13 @@ fn declared(edge: Edge) -> Builder<Edge> {
             RouteOf::Path(repository::route_of_operation),
             post(repository::operate_in),
         )
-        .route("/v2/trace/setting", Route::TraceSetting, get(trace::get).post(trace::post))
-        .route("/v2/models/{model}/trace/setting", Route::TraceSetting, trace_of_model)
-        .route("/v2/logging", Route::LogSettings, get(logging::get).post(logging::post));
+        .route("/v2/trace/setting", Route::TraceSetting, get(trace::get).and_post(answers(trace::post)))
+        .route(
+            "/v2/models/{model}/trace/setting",
+            Route::TraceSetting,
+            get(trace::get_of).and_post(answers(trace::post_of)),
+        )
+        .route("/v2/logging", Route::LogSettings, get(logging::get).and_post(answers(logging::post)));
     openai::routes(v1::routes(shared_memory::routes(router)))
 }
 
@@ -57,7 +79,7 @@ fn model_route(
     router: Builder<Edge>,
     suffix: &str,
     route: Route,
-    methods: impl Fn() -> MethodRouter<Edge>,
+    methods: impl Fn() -> Methods<Edge>,
 ) -> Builder<Edge> {
     router.route(&format!("/v2/models/{{model}}{suffix}"), route, methods()).route(
         &format!("/v2/models/{{model}}/versions/{{version}}{suffix}"),
@@ -71,10 +93,14 @@ mod tests {
     use pharos_service_double::EchoService;
 
     use super::*;
+    use crate::answer::no_access;
 
     fn check(path: &str, expected: Route) {
-        let edge = Edge::new(EchoService::default().shared(), Settings::default());
-        assert_eq!(table(edge.clone(), edge).route_of(path), expected, "{path}");
+        let service = EchoService::default().shared();
+        let settings = Settings::default();
+        let policy = settings.policy(service.clone());
+        let routes = table(Edge::new(service, settings), policy, no_access);
+        assert_eq!(routes.route_of(path), expected, "{path}");
     }
 
     #[test]

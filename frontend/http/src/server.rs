@@ -1,9 +1,6 @@
-//! Server health and metadata.
+//! `GET /v2`: the metadata of the server.
 
-use axum::extract::State;
-use axum::response::Response;
-use http::StatusCode;
-use pharos::error::InferError;
+use pharos_edge::routing::Routed;
 
 use super::answer::Answer;
 use super::{Edge, answer};
@@ -15,26 +12,9 @@ const EXTENSIONS: &str = concat!(
     r#""statistics","trace","logging"]"#
 );
 
-pub(super) async fn live(State(edge): State<Edge>) -> Answer {
-    health(&edge, "live", edge.service.live())
-}
-
-pub(super) async fn ready(State(edge): State<Edge>) -> Answer {
-    health(&edge, "ready", edge.service.ready())
-}
-
-/// Returns 200 or 400 with the state as JSON, which KServe's clients read. Fails while the server is exiting.
-fn health(edge: &Edge, state: &str, healthy: bool) -> Answer {
-    if edge.service.exiting() {
-        return Err(InferError::not_ready("Server exiting").into());
-    }
-    let status = if healthy { StatusCode::OK } else { StatusCode::BAD_REQUEST };
-    Ok(answer::with_body(status, "application/json", format!("{{\"{state}\":{healthy}}}")))
-}
-
-pub(super) async fn metadata(State(edge): State<Edge>) -> Response {
+pub(super) async fn metadata(edge: Edge, _: Routed) -> Answer {
     let name = serde_json::to_string(edge.service.server_name()).unwrap_or_else(|_| "\"triton\"".to_owned());
     let version = env!("CARGO_PKG_VERSION");
     let body = format!("{{\"name\":{name},\"version\":\"{version}\",\"extensions\":{EXTENSIONS}}}");
-    answer::json(body)
+    Ok(answer::json(body))
 }

@@ -2,13 +2,8 @@
 //! than Triton's: the number of request tensors that are in a region now, and the total so far.
 
 use axum::body::Body;
-use axum::extract::{FromRequestParts, State};
-use axum::response::Response;
-use axum::routing::{get, post};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use http::Request;
-use http::request::Parts;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::region::{Kind, Memory};
 use pharos::service::Route;
@@ -16,10 +11,10 @@ use pharos::shared_memory::{Status, not_a_handle};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::answer::Answer;
+use super::answer::{Answer, Failure, get, post};
 use super::json::{from_body, object, parse_error};
 use super::{Edge, answer};
-use pharos_listener::routing::{Builder, PathParameters};
+use pharos_edge::routing::{Builder, Routed};
 
 object! {
     /// A registration of system memory.
@@ -52,29 +47,31 @@ enum Place<'a> {
     Cuda { device_id: u32 },
 }
 
-/// The region in a path. A name that is not UTF-8 is answered with 404.
-struct Region(String);
-
-impl FromRequestParts<Edge> for Region {
-    type Rejection = Response;
-
-    async fn from_request_parts(parts: &mut Parts, edge: &Edge) -> Result<Self, Response> {
-        let Ok(PathParameters(names)) = PathParameters::from_request_parts(parts, edge).await;
-        names.into_iter().flatten().next().map(Self).ok_or_else(super::not_found)
-    }
+/// Returns the region in the path of a request.
+///
+/// # Errors
+/// The name is not valid UTF-8: the path does not exist.
+fn region_of(routed: &mut Routed) -> Result<String, Failure> {
+    routed.parameters.take().into_iter().flatten().next().ok_or_else(answer::unknown_path)
 }
 
 /// Adds the routes of both kinds of memory.
 pub(super) fn routes(mut router: Builder<Edge>) -> Builder<Edge> {
     for kind in Kind::ALL {
         let base = format!("/v2/{}sharedmemory", kind.as_str());
-        let all = async move |State(edge): State<Edge>| status(&edge, kind, None);
-        let one = async move |State(edge): State<Edge>, Region(region): Region| status(&edge, kind, Some(&region));
-        let remove_all = async move |State(edge): State<Edge>| unregister(&edge, kind, None);
-        let remove =
-            async move |State(edge): State<Edge>, Region(region): Region| unregister(&edge, kind, Some(&region));
-        let add = async move |State(edge): State<Edge>, Region(region): Region, request: Request<Body>| {
-            register(&edge, kind, &region, request).await
+        let all = move |edge: Edge, _: Routed| async move { status(&edge, kind, None) };
+        let one = move |edge: Edge, mut routed: Routed| async move {
+            let region = region_of(&mut routed)?;
+            status(&edge, kind, Some(&region))
+        };
+        let remove_all = move |edge: Edge, _: Routed| async move { unregister(&edge, kind, None) };
+        let remove = move |edge: Edge, mut routed: Routed| async move {
+            let region = region_of(&mut routed)?;
+            unregister(&edge, kind, Some(&region))
+        };
+        let add = move |edge: Edge, mut routed: Routed| async move {
+            let region = region_of(&mut routed)?;
+            register(&edge, kind, &region, routed.request.into_body()).await
         };
         router = router
             .route(&format!("{base}/status"), status_of(kind), get(all))
@@ -124,8 +121,8 @@ fn unregister(edge: &Edge, kind: Kind, region: Option<&str>) -> Answer {
     answer::done(edge.service.unregister_memory(kind, region))
 }
 
-async fn register(edge: &Edge, kind: Kind, region: &str, request: Request<Body>) -> Answer {
-    let body = edge.read_short(request.into_body(), "a shared memory registration").await?;
+async fn register(edge: &Edge, kind: Kind, region: &str, body: Body) -> Answer {
+    let body = edge.read_short(body, "a shared memory registration").await?;
     answer::done(match kind {
         Kind::System => {
             let (key, (offset, byte_size)) = system(&body)?;

@@ -9,8 +9,8 @@ use http_body_util::BodyExt;
 use pharos::error::Reason;
 
 use super::*;
-use pharos_listener::http_service::Handle;
-use pharos_listener::routing::Routes;
+use pharos_edge::http_service::Handle;
+use pharos_edge::routing::Routes;
 use pharos_service_double::EchoService;
 
 struct Got {
@@ -29,13 +29,18 @@ impl Got {
 }
 
 fn table(service: &EchoService, settings: Settings) -> Routes<Edge> {
-    let edge = Edge::new(service.shared(), settings);
-    routes::table(edge.clone(), edge)
+    Dispatch::new(service.shared(), settings).routes
+}
+
+/// Returns the response of a table.
+async fn answer<T: Clone + Send + Sync + 'static>(routes: Routes<T>, request: Request<Body>) -> Response {
+    let Ok(response) = routes.handle(request).await;
+    response
 }
 
 async fn send(service: &EchoService, request: Request<Body>) -> Got {
     let settings = Settings { max_input_size: 1 << 16, ..Settings::default() };
-    let response = table(service, settings).answer(request).await;
+    let response = answer(table(service, settings), request).await;
     let (parts, body) = response.into_parts();
     Got { status: parts.status, headers: parts.headers, body: body.collect().await.unwrap().to_bytes() }
 }
@@ -360,7 +365,7 @@ async fn a_client_disconnect_is_counted_as_cancelled() {
 async fn metrics_have_their_own_listener() {
     let call = async |path: &str, accept: &str| {
         let request = Request::builder().uri(path).header("accept", accept).body(Body::empty()).unwrap();
-        let response = metrics::router(EchoService::default().shared()).answer(request).await;
+        let response = answer(metrics::router(EchoService::default().shared()), request).await;
         let content_type = response.headers()["content-type"].to_str().unwrap().to_owned();
         (response.status().as_u16(), content_type, response.into_body().collect().await.unwrap().to_bytes())
     };

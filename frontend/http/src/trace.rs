@@ -1,39 +1,36 @@
-//! `GET` and `POST /v2[/models/M]/trace/setting` (spec 2.7), and the request traces of the HTTP edge.
+//! `GET` and `POST /v2[/models/M]/trace/setting` (spec 2.7).
 
 use std::fmt::Write;
 
 use axum::body::Body;
-use axum::extract::State;
 use axum::response::Response;
-use http::{HeaderValue, Request};
 use pharos::error::InferError;
-use pharos::request_trace::Traced;
 use pharos::service::{TraceSettings, unchangeable_trace_setting};
 use pharos::trace::settings::{Change, Update, count, levels, unsigned};
 use serde_json::value::RawValue;
 
 use super::answer::Answer;
-use super::headers::{TRACEPARENT, text as header_text};
 use super::json::{Members, as_string, from_body, parse_error, type_error};
 use super::model::ModelPath;
 use super::{Edge, answer};
-use pharos_listener::request_trace::HTTP;
-use pharos_listener::response_timing::AnswerTiming;
+use pharos_edge::routing::Routed;
 
-pub(super) async fn get(State(edge): State<Edge>) -> Answer {
+pub(super) async fn get(edge: Edge, _: Routed) -> Answer {
     Ok(shown(edge.service.trace_settings("")?))
 }
 
-pub(super) async fn get_of(State(edge): State<Edge>, path: ModelPath) -> Answer {
+pub(super) async fn get_of(edge: Edge, mut routed: Routed) -> Answer {
+    let path = ModelPath::of(&mut routed)?;
     Ok(shown(edge.service.trace_settings(&path.model)?))
 }
 
-pub(super) async fn post(State(edge): State<Edge>, request: Request<Body>) -> Answer {
-    change(&edge, "", request.into_body()).await
+pub(super) async fn post(edge: Edge, routed: Routed) -> Answer {
+    change(&edge, "", routed.request.into_body()).await
 }
 
-pub(super) async fn post_of(State(edge): State<Edge>, path: ModelPath, request: Request<Body>) -> Answer {
-    change(&edge, &path.model, request.into_body()).await
+pub(super) async fn post_of(edge: Edge, mut routed: Routed) -> Answer {
+    let path = ModelPath::of(&mut routed)?;
+    change(&edge, &path.model, routed.request.into_body()).await
 }
 
 async fn change(edge: &Edge, model: &str, body: Body) -> Answer {
@@ -106,32 +103,4 @@ fn shown(settings: TraceSettings) -> Response {
     }
     out.push('}');
     answer::json(out)
-}
-
-/// Starts the trace of a request after its head was received, if it is sampled.
-pub(super) fn begin(edge: &Edge, model: &str, headers: &http::HeaderMap) -> Option<Traced> {
-    edge.service.trace(model, &|name| header_text(headers, name).map(std::borrow::Cow::into_owned))
-}
-
-/// Adds to a response what its request asked for: the times with this value, and the client's `traceparent`, or the server's
-/// span if the request is traced. Stamps the sending of a traced response.
-pub(super) fn answered(
-    traced: Option<Traced>,
-    (timing, times): (AnswerTiming, Option<HeaderValue>),
-    mut response: Response,
-) -> Response {
-    timing.add_to(response.headers_mut(), times);
-    sending(traced, response)
-}
-
-/// Adds the span of a traced request to its response, and stamps the sending of the response.
-fn sending(traced: Option<Traced>, response: Response) -> Response {
-    let Some(traced) = traced else { return response };
-    HTTP.send_starts(&traced);
-    let parent = traced.traceparent().map(|parent| HeaderValue::from_str(&parent.to_string()));
-    let mut response = response.map(|body| Body::new(HTTP.sending_body(traced, body)));
-    if let Some(Ok(value)) = parent {
-        response.headers_mut().insert(TRACEPARENT, value);
-    }
-    response
 }

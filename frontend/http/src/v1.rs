@@ -10,23 +10,20 @@ mod response;
 use std::collections::BTreeSet;
 
 use axum::body::Body;
-use axum::extract::State;
-use axum::response::{IntoResponse as _, Response};
-use axum::routing::get;
+use axum::response::Response;
 use http::{HeaderMap, Request, StatusCode};
 use pharos::error::{InferError, Reason};
 use pharos::infer::InferRequest;
 use pharos::service::Route;
 use serde::Serialize;
 
-use super::answer::{Answer, Failure};
+use super::answer::{Answer, Failure, get};
 use super::generate::{check_encoding, read};
-use super::infer::{LONG, execute, forward, on_a_thread_if};
+use super::infer::{LONG, execute, on_a_thread_if};
 use super::model::ModelPath;
-use super::{Edge, answer, openai, trace};
-use pharos_listener::request_trace::HTTP;
-use pharos_listener::routing::{Builder, RouteOf};
-use pharos_listener::tenants;
+use super::{Edge, answer, openai};
+use pharos_edge::Call;
+use pharos_edge::routing::{Builder, RouteOf, Routed, handler};
 
 /// The suffix of the model's name or version in the path of an inference request.
 const PREDICT: &str = ":predict";
@@ -38,8 +35,8 @@ pub(super) fn routes(router: Builder<Edge>) -> Builder<Edge> {
         .route("/", Route::Live, get(alive))
         // The list of models needs the same access as the repository index.
         .route("/v1/models", Route::RepositoryIndex, get(list))
-        .route("/v1/models/{model}", of_model, get(ready).post(predict))
-        .route("/v1/models/{model}/versions/{version}", of_model, get(ready).post(predict))
+        .route("/v1/models/{model}", of_model, get(ready).and_post(handler(predict)))
+        .route("/v1/models/{model}/versions/{version}", of_model, get(ready).and_post(handler(predict)))
 }
 
 /// Returns the route of a model's path. A last segment with a colon or an escape may end with `:predict` and needs the access of
@@ -50,8 +47,8 @@ fn route_of_model(path: &str) -> Route {
 }
 
 /// `GET /`: KServe's liveness check of v1.
-async fn alive() -> Response {
-    answer::json(r#"{"status":"alive"}"#)
+async fn alive(_: Edge, _: Routed) -> Answer {
+    Ok(answer::json(r#"{"status":"alive"}"#))
 }
 
 /// The list of models, for clients of KServe and of OpenAI.
@@ -63,7 +60,7 @@ struct List<'a> {
 }
 
 /// `GET /v1/models`: the models with at least one ready version.
-async fn list(State(edge): State<Edge>) -> Answer {
+async fn list(edge: Edge, _: Routed) -> Answer {
     let entries = edge.service.repository_index(true).await?;
     let names: BTreeSet<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
     let openai = openai::ModelList::new(&edge, names.iter().copied());
@@ -80,7 +77,8 @@ struct Ready<'a> {
 }
 
 /// Answers 200 if the model is ready, 503 if it is not, and 404 if it does not exist, like KServe's model server.
-async fn ready(State(edge): State<Edge>, ModelPath { model, version }: ModelPath) -> Answer {
+async fn ready(edge: Edge, mut routed: Routed) -> Answer {
+    let ModelPath { model, version } = ModelPath::of(&mut routed)?;
     let failure = match edge.service.model_ready(&model, &version).await {
         Ok(true) => {
             return answer::json_of(&Ready { name: &model, ready: true, openai: openai::Model::new(&edge, &model) });
@@ -94,40 +92,37 @@ async fn ready(State(edge): State<Edge>, ModelPath { model, version }: ModelPath
         }
         Err(error) => error,
     };
-    Ok(refusal(failure))
+    Err(refusal(failure))
 }
 
-async fn predict(
-    State(edge): State<Edge>,
-    ModelPath { model, version }: ModelPath,
-    request: Request<Body>,
-) -> Response {
+async fn predict(edge: Edge, call: Call, mut routed: Routed) -> Response {
+    let ModelPath { model, version } = match ModelPath::of(&mut routed) {
+        Ok(path) => path,
+        Err(failure) => return answer::finish(call, Err(failure)),
+    };
     let named = match version.is_empty() {
         true => model.strip_suffix(PREDICT).map(|model| (model, "")),
         false => version.strip_suffix(PREDICT).map(|version| (model.as_str(), version)),
     };
     match named {
-        Some(named) => answer_predict(&edge, named, request).await,
-        None => super::not_found(),
+        Some((model, version)) => answer_predict(&edge, call, model, version, routed.request).await,
+        None => answer::finish(call, Err(answer::unknown_path())),
     }
 }
 
-async fn answer_predict(edge: &Edge, model: (&str, &str), request: Request<Body>) -> Response {
+async fn answer_predict(edge: &Edge, mut call: Call, model: &str, version: &str, request: Request<Body>) -> Response {
     let (parts, body) = request.into_parts();
-    let traced = trace::begin(edge, model.0, &parts.headers);
-    let received = edge.service.now();
-    let (timing, mut times) = (edge.settings.timing.of(&parts.headers), None);
+    call.begin_trace(model, &parts.headers);
+    call.begin(&parts.headers);
     let result = async {
-        let (mut request, form) = receive(edge, model, &parts.headers, body).await?;
-        request.trace = timing.trace();
-        request.tenant = tenants::of(&*edge.service, &parts.headers, &parts.extensions);
-        let response = execute(&*edge.service, Box::new(request), traced.as_ref(), received).await?;
-        times = timing.value(&response.timeline);
+        let (request, form) = receive(edge, (model, version), &parts.headers, body).await?;
+        call.forward(&edge.settings.forward, &parts.headers)?;
+        let response = execute(&*edge.service, &mut call, Box::new(request)).await?;
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         on_a_thread_if(size > LONG / 2, move || response::write(&response, form).map(answer::json)).await
     };
-    let result = result.await.inspect_err(|error| HTTP.refused(traced.as_ref(), received, error));
-    trace::answered(traced, (timing, times), result.unwrap_or_else(refusal))
+    let result = result.await.inspect_err(|error| call.has_failed(error));
+    answer::finish(call, result.map_err(refusal))
 }
 
 /// Reads a request for the model in its path.
@@ -143,22 +138,21 @@ async fn receive(
     let body = read(edge, body).await?;
     let (inputs, form) =
         on_a_thread_if(body.len() > LONG, move || request::parse(&body.join(), &metadata.inputs)).await?;
-    let mut request = InferRequest {
+    let request = InferRequest {
         model_name: model.to_owned(),
         model_version: version.to_owned(),
         inputs,
         ..InferRequest::default()
     };
-    forward(edge, headers, &mut request)?;
     Ok((request, form))
 }
 
 /// Returns an error with the status that KServe's model server uses for it.
-fn refusal(error: InferError) -> Response {
+fn refusal(error: InferError) -> Failure {
     let status = match error.reason {
         Reason::UnknownModel => StatusCode::NOT_FOUND,
         Reason::NotReady => StatusCode::SERVICE_UNAVAILABLE,
-        _ => return Failure::from(error).into_response(),
+        _ => return Failure::from(error),
     };
     answer::refused(answer::error_text(status, &error.message), error.reason)
 }

@@ -19,8 +19,8 @@ use tokio::io::{Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tower::Service;
 
+use super::peer::{Peer, certificate_name};
 use super::request_body::RequestBody;
-use super::tenants::CertificateName;
 use super::timeouts::Activity;
 use super::traffic::{Stream, Traffic, WriteFlusher};
 use super::watched::Watched;
@@ -57,8 +57,10 @@ impl Accepted {
         };
         let Some((stream, name)) = opened else { return };
         let (traffic, flusher) = Traffic::new(stream, self.activity.clone(), self.activity.is_http2());
-        let adds_peer = self.shared.settings.adds_peer;
-        let service = Watched { service, activity: self.activity.clone(), peer: peer.filter(|_| adds_peer), name };
+        let address = peer.filter(|_| self.shared.settings.adds_peer);
+        let is_known = address.is_some() || name.is_some();
+        let client = is_known.then_some(Peer { address, certificate_name: name });
+        let service = Watched { service, activity: self.activity.clone(), peer: client };
         let connection = pin!(self.shared.builder.serve_connection(TokioIo::new(traffic), service));
         let Err(error) = self.until_end(connection, &flusher).await else { return };
         if let Some(status) = error.downcast_ref().and_then(refusal) {
@@ -71,7 +73,7 @@ impl Accepted {
 
     /// Detects the client's protocol, and performs the TLS handshake. Returns the stream, and the name in the client's certificate if
     /// it has one. `None` if the connection was refused or lost.
-    async fn open(&self, stream: TcpStream) -> Option<(Stream, Option<CertificateName>)> {
+    async fn open(&self, stream: TcpStream) -> Option<(Stream, Option<Arc<str>>)> {
         let (shared, mut first) = (&*self.shared, [0; PREFACE.len()]);
         let count = peek(&stream, &mut first).await.ok()?;
         let first = first.get(..count).filter(|first| !first.is_empty())?;
@@ -97,7 +99,7 @@ impl Accepted {
         Some((Stream::clear(stream), None))
     }
 
-    async fn handshake(&self, stream: TcpStream) -> Option<(Stream, Option<CertificateName>)> {
+    async fn handshake(&self, stream: TcpStream) -> Option<(Stream, Option<Arc<str>>)> {
         let (shared, peer) = (&*self.shared, stream.peer_addr().ok());
         let (acceptor, limit) = (shared.settings.tls.as_ref()?.acceptor(), shared.settings.limits.handshake);
         let limit = if limit.is_zero() { Duration::MAX } else { limit };
@@ -106,7 +108,7 @@ impl Accepted {
                 let session = stream.get_ref().1;
                 let agreed = session.alpn_protocol();
                 let certificate = session.peer_certificates().and_then(<[_]>::first);
-                let name = certificate.and_then(|certificate| CertificateName::of(certificate));
+                let name = certificate.and_then(|certificate| certificate_name(certificate));
                 if agreed == Some(H2) || shared.versions == HttpVersions::Http2 {
                     self.activity.set_http2();
                 }

@@ -4,28 +4,17 @@
 //! routes. A refused client gets a response if its protocol has one; `pharos_connections_refused_total` and rate-limited log
 //! lines report refusals to the operator.
 
-pub mod access;
-pub mod answering;
 mod bind;
 pub mod body_timeout;
 mod certificates;
 mod connection;
 mod connection_limit;
 mod connection_metrics;
-pub mod deadline;
 mod handler_panic;
-pub mod http_service;
-pub mod load_report;
-pub mod observed_body;
+mod peer;
 pub mod receiving;
 mod refusal;
-pub mod renderings;
 mod request_body;
-pub mod request_log;
-pub mod request_trace;
-pub mod response_timing;
-pub mod routing;
-pub mod tenants;
 mod timeouts;
 mod tls;
 mod traffic;
@@ -33,7 +22,6 @@ mod unread_responses;
 mod watched;
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -49,6 +37,7 @@ use tokio::sync::{mpsc, watch as channel};
 use tower::Service;
 
 pub use self::bind::{bind, check};
+pub use self::peer::Peer;
 pub use self::request_body::RequestBody;
 pub use self::tls::{Tls, TlsFiles};
 
@@ -157,10 +146,6 @@ impl Default for Limits {
     }
 }
 
-/// The address of the client of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Peer(pub SocketAddr);
-
 /// The settings of a listener.
 #[derive(Clone)]
 pub struct Settings {
@@ -172,7 +157,7 @@ pub struct Settings {
     pub tls: Option<Arc<Tls>>,
     /// The metrics cache that counts the connections.
     pub cache: Option<Arc<Cache>>,
-    /// Whether to add [`Peer`] to the extensions of each request.
+    /// Whether [`Peer`] has the client's address.
     pub adds_peer: bool,
     /// The event loops that serve the connections.
     pub event_loops: EventLoops,

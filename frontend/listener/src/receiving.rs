@@ -58,7 +58,8 @@ impl Budget {
     }
 
     /// Returns a budget without a limit that shares the limit on compressing threads.
-    fn without_limit(&self) -> Self {
+    #[must_use]
+    pub fn without_limit(&self) -> Self {
         Self(Arc::new(State { most: u64::MAX, used: AtomicU64::new(0), coders: self.0.coders.clone() }))
     }
 

@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::future::Future;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,10 +14,9 @@ use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use tower::Service;
 
-use super::Peer;
 use super::handler_panic::{Content, Guarded, Protocol};
+use super::peer::Peer;
 use super::request_body::RequestBody;
-use super::tenants::CertificateName;
 use super::timeouts::{Activity, Busy};
 use super::unread_responses::Pieces;
 
@@ -26,10 +24,8 @@ use super::unread_responses::Pieces;
 pub(super) struct Watched<S> {
     pub(super) service: S,
     pub(super) activity: Arc<Activity>,
-    /// The client's address, added to each request.
-    pub(super) peer: Option<SocketAddr>,
-    /// The name in the client's certificate, added to each request.
-    pub(super) name: Option<CertificateName>,
+    /// The client, added to the extensions of each request.
+    pub(super) peer: Option<Peer>,
 }
 
 impl<S, B> hyper::service::Service<Request<Incoming>> for Watched<S>
@@ -43,11 +39,8 @@ where
     type Future = Answer<S::Future>;
 
     fn call(&self, mut request: Request<Incoming>) -> Self::Future {
-        if let Some(peer) = self.peer {
-            request.extensions_mut().insert(Peer(peer));
-        }
-        if let Some(name) = &self.name {
-            request.extensions_mut().insert(name.clone());
+        if let Some(peer) = &self.peer {
+            request.extensions_mut().insert(peer.clone());
         }
         self.activity.begin();
         let busy = if request.version() == Version::HTTP_2 {

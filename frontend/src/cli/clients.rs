@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
-use pharos_listener::response_timing::{Mode, ResponseTiming};
+use pharos_edge::response_timing::{Mode, ResponseTiming};
 use regex::bytes::{Regex, RegexBuilder};
 
 use super::{GENERAL, GRPC, HTTP, METRICS, boolean, milliseconds, seconds, whole};

@@ -8,12 +8,12 @@ use tokio::task::JoinHandle;
 
 use super::{addresses, open_loading};
 use crate::cli::Options;
+use pharos_edge::response_timing::ResponseTiming;
 use pharos_engine::engine::Engine;
 use pharos_grpc as grpc;
 use pharos_http as http;
 use pharos_listener::PhaseReceiver;
 use pharos_listener::receiving::Budget;
-use pharos_listener::response_timing::ResponseTiming;
 use pharos_os::blocking;
 use pharos_os::event_loops::EventLoops;
 use pharos_telemetry::log;
@@ -135,7 +135,7 @@ fn kserve(
     };
     let services = grpc::services(service.clone(), calls).map_err(|error| error.to_string())?;
     Ok(Kserve {
-        http: Box::new(move |gate| http::router(service, http, gate)),
+        http: Box::new(move |policy, refused| http::router(service, http, policy, refused)),
         grpc: services,
         with_reflection: |services, names| grpc::with_reflection(services, names).map_err(|error| error.to_string()),
     })

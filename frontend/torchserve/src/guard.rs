@@ -11,12 +11,14 @@ use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use pharos::access::Restrictions;
 use pharos::access::tokens::Scope;
+use pharos::error::Reason;
 use pharos::service::{Protocol, Route};
 
 use super::Refused;
-use super::token::{Purpose, Tokens};
-use pharos_listener::access::routes::Class;
-use pharos_listener::access::{self, Access, GRPC_PREFIX};
+use super::token::{FAILED, Purpose, Tokens};
+use pharos_edge::Refusal;
+use pharos_edge::access::routes::Class;
+use pharos_edge::access::{self, Access, GRPC_PREFIX};
 
 /// The access checks of the ports.
 pub(super) struct Guard {
@@ -54,13 +56,40 @@ pub(super) enum Denied {
     Server(access::Denied),
 }
 
+/// The code of gRPC for a request without access.
+const PERMISSION_DENIED: u16 = 7;
+
 /// The message of [`Denied::Settings`].
-pub(super) const OPEN_SETTINGS: &str = "Log and trace settings are disabled on TorchServe's ports, because no key protects them: enable \
+const OPEN_SETTINGS: &str = "Log and trace settings are disabled on TorchServe's ports, because no key protects them: enable \
                                         TorchServe's keys, give --management-token-file, or restrict the APIs logging and trace";
 
 /// The message of [`Denied::ModelApi`].
-pub(super) const NO_MODEL_API: &str =
+const NO_MODEL_API: &str =
     "Model API disabled: loading and unloading models by request needs enable_model_api=true (--enable-model-api)";
+
+impl Denied {
+    /// Returns the answer in a protocol.
+    pub(super) fn refusal(self, protocol: Protocol) -> Refusal {
+        let forbidden = match protocol {
+            Protocol::Http => 403,
+            Protocol::Grpc => PERMISSION_DENIED,
+        };
+        match (self, protocol) {
+            (Self::Key(refused), Protocol::Http) => refused.into(),
+            (Self::Key(_), Protocol::Grpc) => Refusal::new(forbidden, FAILED, Reason::Unauthenticated),
+            (Self::ModelApi, _) => Refusal::new(forbidden, NO_MODEL_API, Reason::Restricted),
+            (Self::Settings, _) => Refusal::new(forbidden, OPEN_SETTINGS, Reason::Restricted),
+            (Self::Server(denied), _) => denied.refusal(protocol),
+        }
+    }
+}
+
+impl From<Refused> for Refusal {
+    fn from(refused: Refused) -> Self {
+        let Refused { status, kind, message, reason } = refused;
+        Self { kind: Some(kind), ..Self::new(status, message, reason) }
+    }
+}
 
 impl Guard {
     /// Checks whether a request with these headers is allowed.

@@ -1,6 +1,7 @@
 //! TorchServe's interfaces: `config.properties`, model archives, and the REST and gRPC endpoints. This crate reads and writes
 //! TorchServe's formats. Models run on the ordinary engine, from a private model repository that this crate writes.
 
+mod access_log;
 pub mod archive;
 mod arguments;
 mod command;
@@ -33,14 +34,14 @@ pub use archive::{Archive, Unpacked, open};
 pub use arguments::Arguments;
 pub use command::{Plan, Step, run};
 pub use deployment::{Deployment, Device};
-pub use grpc::{Kserve, inference_service, limits as message_limits};
+pub use grpc::{Kserve, KserveGrpc, KserveRoutes, inference_service, limits as message_limits};
 pub use listen::{ServerAccess, Start, check_addresses, named_addresses, serve};
 pub use model_parameters::{ModelParameters, RegistrationParameters};
 pub use options::Executable;
 pub use policy::{BACKEND, Policy, metric_naming};
 pub use refused::Refused;
 pub use registry::{Registry, Uncounted};
-pub use rest::{BODY_TIMEOUT, Page, V2Gate};
+pub use rest::{BODY_TIMEOUT, KserveHttp, Page};
 pub use settings::{Address, LoadModels, ModelProperties, PipSandbox, Settings, Token};
 pub use snapshot::Kind;
 pub use token::remove as remove_tokens;

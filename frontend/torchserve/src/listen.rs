@@ -15,17 +15,17 @@ use tokio::task::JoinHandle;
 use super::grpc::{self, Kserve, KserveGrpc};
 use super::guard::Guard;
 use super::ids::Ids;
-use super::rest::{BODY_TIMEOUT, Page, Port, Shared, V2Gate};
+use super::rest::{BODY_TIMEOUT, Page, Port, Shared, denied};
 use super::routes::Apis;
 use super::settings::Age;
 use super::token::Tokens;
 use super::{Address, Registry, Settings};
+use pharos_edge::access::Access;
+use pharos_edge::http_service::HttpService;
+use pharos_edge::renderings::{MAX_SCRAPE_WRITE, Renderings};
+use pharos_edge::response_timing::ResponseTiming;
 use pharos_listener as listener;
-use pharos_listener::access::Access;
-use pharos_listener::http_service::HttpService;
 use pharos_listener::receiving::Budget;
-use pharos_listener::renderings::{MAX_SCRAPE_WRITE, Renderings};
-use pharos_listener::response_timing::ResponseTiming;
 use pharos_listener::{HttpVersions, Limits, PhaseReceiver, Tls};
 use pharos_os::event_loops::EventLoops;
 
@@ -133,7 +133,7 @@ pub fn serve(start: Start) -> Result<Vec<JoinHandle<()>>, String> {
         settings: settings.clone(),
     });
     let Kserve { http, grpc, with_reflection } = kserve;
-    let v2 = http(V2Gate(shared.clone()));
+    let v2 = http(shared.clone(), denied);
     let mut tasks = Vec::new();
     for (address, apis) in apis(&settings) {
         let port = Port { shared: shared.clone(), apis, v2: v2.clone() };
@@ -181,7 +181,7 @@ fn rest(port: Port, address: Address, phases: &PhaseReceiver) -> Result<JoinHand
     let socket = bind(&format!("the {what} API"), &format!("{what}_address"), address.socket)?;
     let service = port.shared.service.clone();
     let refused = move |status| service.record_answered(Protocol::Http, Route::Unknown, status, None);
-    let port = HttpService::new(port, BODY_TIMEOUT).with_logging_handler();
+    let port = HttpService::new(port, BODY_TIMEOUT);
     Ok(tokio::spawn(listener::serve(socket, connections, port, refused, phases.clone())))
 }
 

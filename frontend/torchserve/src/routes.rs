@@ -6,7 +6,7 @@ use pharos::metrics::labels::Route;
 
 use super::token::Purpose;
 use pharos::access::Api;
-use pharos_listener::access::routes::{self, Class};
+use pharos_edge::access::routes::{self, Class};
 
 /// The APIs that a listener serves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

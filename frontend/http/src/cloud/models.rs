@@ -8,7 +8,6 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::{fs, io};
 
 use axum::body::Body;
-use axum::response::Response;
 use http::{Request, StatusCode};
 use pharos::error::{InferError, Reason};
 use pharos::repository::check_model_name;
@@ -127,12 +126,12 @@ impl Models {
         let model = self.lock().loaded.get(id).cloned();
         match model {
             Some(model) => answer::json_of(&Entry { name: id, url: &model.url }),
-            None => Ok(not_loaded(id)),
+            None => Err(not_loaded(id)),
         }
     }
 
     /// Loads the model that the body names. Continues if the client disconnects.
-    pub(super) async fn load(&self, edge: &Edge, request: Request<Body>) -> Response {
+    pub(super) async fn load(&self, edge: &Edge, request: Request<Body>) -> Answer {
         let asked = read_load(edge, request).await;
         let result = match asked {
             Ok((id, name, url)) => {
@@ -145,14 +144,14 @@ impl Models {
             Err(error) => Err(error.into()),
         };
         let (status, text, reason) = match result {
-            Ok(()) => return answer::empty(StatusCode::OK),
+            Ok(()) => return Ok(answer::empty(StatusCode::OK)),
             Err(Failure::Taken(text)) => (StatusCode::CONFLICT, text, Reason::Invalid),
             // Triton uses the status 400 for all other errors of a load.
             Err(Failure::Error(error)) => {
                 (status_without_memory(&error).unwrap_or(StatusCode::BAD_REQUEST), error.message, error.reason)
             }
         };
-        answer::refused(answer::error_text(status, &text), reason)
+        Err(answer::refused(answer::error_text(status, &text), reason))
     }
 
     async fn load_from(&self, service: &dyn Service, id: String, (name, url): (String, &str)) -> Result<(), Failure> {
@@ -208,7 +207,7 @@ impl Models {
 
     /// Unloads a model and the dependents that no other model needs. Continues if the client disconnects.
     pub(super) async fn unload(&self, edge: &Edge, id: &str) -> Answer {
-        let Some((model, claim)) = self.remove(id) else { return Ok(not_loaded(id)) };
+        let Some((model, claim)) = self.remove(id) else { return Err(not_loaded(id)) };
         let service = edge.service.clone();
         let unloading = tokio::spawn(async move {
             let result = service.unload_model(&model.name, true).await;
@@ -229,7 +228,7 @@ impl Models {
 }
 
 /// Returns the answer to a request for a model that is not loaded.
-pub(super) fn not_loaded(id: &str) -> Response {
+pub(super) fn not_loaded(id: &str) -> answer::Failure {
     let response = answer::error_text(StatusCode::NOT_FOUND, &format!("model '{}' is not loaded", id.escape_debug()));
     answer::refused(response, Reason::UnknownModel)
 }

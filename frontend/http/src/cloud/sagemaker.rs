@@ -1,15 +1,16 @@
 //! Amazon SageMaker: `/ping` and `/invocations` of single-model endpoints, and `/models` of multi-model endpoints.
 
 use axum::body::Body;
-use axum::response::{IntoResponse as _, Response};
-use http::{Method, Request};
+use axum::response::Response;
+use http::{Method, Uri};
 use percent_encoding::percent_decode_str;
 use pharos::service::Route;
 
 use super::models::{Models, not_loaded, status_without_memory};
-use super::{BinaryForm, Dispatch, forward_as_v2, model_path, unknown};
-use crate::answer::StatusOf;
-use pharos_listener::answering;
+use super::{BinaryForm, Dispatch, fail, forward_as_v2, in_form, model_path, take_header_length, unknown};
+use crate::model::ModelPath;
+use crate::{answer, infer};
+use pharos_edge::Incoming;
 
 const FORM: BinaryForm =
     BinaryForm { media_type: "application/vnd.sagemaker-triton.binary+json;json-header-size=", in_answers: true };
@@ -47,44 +48,56 @@ impl SageMaker {
         Ok(Self { health, invocations, models: Models::default() })
     }
 
-    pub(super) async fn answer(&self, dispatch: Dispatch, request: Request<Body>) -> Response {
-        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    pub(super) async fn answer(&self, dispatch: Dispatch, incoming: Incoming<Body>) -> Response {
+        let method = incoming.request.method().clone();
+        let path = incoming.request.uri().path().to_owned();
         match path.as_str() {
-            "/ping" => forward_as_v2(dispatch, request, (method, self.health), &FORM).await,
-            "/invocations" => forward_as_v2(dispatch, request, (method, &self.invocations), &FORM).await,
+            "/ping" => forward_as_v2(dispatch, incoming, method, self.health, &FORM).await,
+            "/invocations" => forward_as_v2(dispatch, incoming, method, &self.invocations, &FORM).await,
             _ => match path.strip_prefix("/models") {
-                Some(rest) => self.manage(dispatch, request, rest).await,
-                None => unknown(dispatch.edge()),
+                Some(rest) => self.manage(dispatch, incoming, rest).await,
+                None => unknown(&dispatch, incoming),
             },
         }
     }
 
     /// Answers `/models` and the paths below it. Each request needs the access of its v2 counterpart.
-    async fn manage(&self, dispatch: Dispatch, request: Request<Body>, rest: &str) -> Response {
-        let (method, segments) = (request.method().clone(), rest.split('/').collect::<Vec<_>>());
-        let (route, id) = match (&method, segments.as_slice()) {
+    async fn manage(&self, dispatch: Dispatch, mut incoming: Incoming<Body>, rest: &str) -> Response {
+        let segments: Vec<&str> = rest.split('/').collect();
+        let (route, id) = match (incoming.request.method(), segments.as_slice()) {
             (&Method::GET, [""] | ["", ""]) => (Route::RepositoryIndex, ""),
             (&Method::POST, [""] | ["", ""]) => (Route::RepositoryLoad, ""),
             (&Method::GET, ["", id]) => (Route::RepositoryIndex, *id),
             (&Method::DELETE, ["", id]) if !id.is_empty() => (Route::RepositoryUnload, *id),
             (&Method::POST, ["", id, "invoke"]) if !id.is_empty() => (Route::Infer, *id),
-            _ => return unknown(dispatch.edge()),
+            _ => return unknown(&dispatch, incoming),
         };
         let id = percent_decode_str(id).decode_utf8_lossy();
-        if let (Route::Infer, Some(name)) = (route, self.models.name(&id)) {
-            let mut request = request;
-            request.extensions_mut().insert(StatusOf(status_without_memory));
-            return forward_as_v2(dispatch, request, (method, &model_path(&name, "infer")), &FORM).await;
+        let invoked = if route == Route::Infer { self.models.name(&id) } else { None };
+        if let Some(model) = &invoked {
+            let Ok(uri) = Uri::try_from(model_path(model, "infer")) else { return unknown(&dispatch, incoming) };
+            *incoming.request.uri_mut() = uri;
+            if let Err(error) = take_header_length(incoming.request.headers_mut(), &FORM) {
+                return fail(&dispatch, route, incoming, error);
+            }
         }
-        let edge = dispatch.edge();
-        let handler = async |request: Request<Body>| match route {
-            Route::RepositoryIndex if id.is_empty() => self.models.list(edge).await.into_response(),
-            Route::RepositoryIndex => self.models.describe(&id).into_response(),
-            Route::RepositoryUnload => self.models.unload(edge, &id).await.into_response(),
-            Route::RepositoryLoad => self.models.load(edge, request).await,
-            _ => not_loaded(&id),
+        let call = match dispatch.routes.admit(route, &mut incoming) {
+            Ok(call) => call,
+            Err(refused) => return refused,
         };
-        answering::answer(edge, route, request, handler).await
+        let edge = dispatch.edge();
+        if let Some(model) = invoked {
+            let path = ModelPath { model, version: String::new() };
+            return in_form(infer::answer(edge, call, path, incoming.request, status_without_memory).await, &FORM);
+        }
+        let answer = match route {
+            Route::RepositoryIndex if id.is_empty() => self.models.list(edge).await,
+            Route::RepositoryIndex => self.models.describe(&id),
+            Route::RepositoryUnload => self.models.unload(edge, &id).await,
+            Route::RepositoryLoad => self.models.load(edge, incoming.request).await,
+            _ => Err(not_loaded(&id)),
+        };
+        answer::finish(call, answer)
     }
 }
 

@@ -9,12 +9,12 @@ use axum::response::Response;
 use http::{Method, Request, Uri};
 use pharos::error::InferError;
 use pharos::id::bare_name;
-use pharos::service::{Route, Service};
+use pharos::service::{Route, Service, SharedService};
 
 use super::{BinaryForm, Dispatch, fail, forward_as_v2, model_path, unknown};
 use crate::wrong_method;
-use pharos_listener::answering::{Account, Gate as _};
-use pharos_listener::routing::{OpenOnly, Routes};
+use pharos_edge::Incoming;
+use pharos_edge::routing::Routes;
 
 const FORM: BinaryForm =
     BinaryForm { media_type: "application/vnd.vertex-ai-triton.binary+json;json-header-size=", in_answers: false };
@@ -78,31 +78,28 @@ impl VertexAi {
     pub(super) async fn answer(
         &self,
         dispatch: Dispatch,
-        metrics: &Routes<OpenOnly>,
-        request: Request<Body>,
+        metrics: &Routes<SharedService>,
+        incoming: Incoming<Body>,
     ) -> Response {
-        let path = request.uri().path();
+        let method = incoming.request.method().clone();
+        let path = incoming.request.uri().path();
         if path == &*self.health_route {
-            let method = request.method().clone();
             // The server is ready a moment before the default model is known.
             if method == Method::GET && self.model.get().is_none() {
-                return fail(dispatch.edge(), (Route::Ready, request), not_loaded()).await;
+                return fail(&dispatch, Route::Ready, incoming, not_loaded());
             }
-            return forward_as_v2(dispatch, request, (method, "/v2/health/ready"), &FORM).await;
+            return forward_as_v2(dispatch, incoming, method, "/v2/health/ready", &FORM).await;
         }
         if path != &*self.predict_route {
-            return unknown(dispatch.edge());
+            return unknown(&dispatch, incoming);
         }
-        let redirect = request.headers().get(REDIRECT).map(|path| path.to_str().unwrap_or_default().to_owned());
-        if let Some(redirect) = redirect {
-            return redirected(dispatch, metrics, request, &redirect).await;
+        let redirect = incoming.request.headers().get(REDIRECT);
+        if let Some(redirect) = redirect.map(|path| path.to_str().unwrap_or_default().to_owned()) {
+            return redirected(dispatch, metrics, incoming, &redirect).await;
         }
         match self.model.get() {
-            Some(model) => {
-                let (method, path) = (request.method().clone(), model_path(model, "infer"));
-                forward_as_v2(dispatch, request, (method, &path), &FORM).await
-            }
-            None => fail(dispatch.edge(), (Route::Infer, request), not_loaded()).await,
+            Some(model) => forward_as_v2(dispatch, incoming, method, &model_path(model, "infer"), &FORM).await,
+            None => fail(&dispatch, Route::Infer, incoming, not_loaded()),
         }
     }
 }
@@ -114,25 +111,25 @@ fn not_loaded() -> InferError {
 /// Answers a request that is redirected to a v2 path; `redirect` is the path without its leading slash.
 async fn redirected(
     dispatch: Dispatch,
-    metrics: &Routes<OpenOnly>,
-    request: Request<Body>,
+    metrics: &Routes<SharedService>,
+    mut incoming: Incoming<Body>,
     redirect: &str,
 ) -> Response {
-    if request.method() != Method::POST {
-        return Account::new(dispatch.edge(), Route::Unknown).finish(wrong_method());
+    if incoming.request.method() != Method::POST {
+        return dispatch.routes.answer_unknown(incoming, wrong_method());
     }
     if redirect == "metrics" {
         // Clients of the platform can reach this listener, so metrics require the access of model statistics.
-        if let Some(refused) = dispatch.edge().refuse(Route::ModelStatistics, request.headers()) {
-            return Account::new(dispatch.edge(), Route::ModelStatistics).finish(refused);
+        if let Some(refused) = dispatch.routes.refusal(Route::ModelStatistics, &mut incoming) {
+            return refused;
         }
-        let mut scrape = Request::new(Body::empty());
-        *scrape.uri_mut() = Uri::from_static("/metrics");
-        return metrics.answer(scrape).await;
+        incoming.request = Request::new(Body::empty());
+        *incoming.request.uri_mut() = Uri::from_static("/metrics");
+        return metrics.answer(incoming).await;
     }
     match method_of(redirect) {
-        Some(method) => forward_as_v2(dispatch, request, (method, &format!("/{redirect}")), &FORM).await,
-        None => unknown(dispatch.edge()),
+        Some(method) => forward_as_v2(dispatch, incoming, method, &format!("/{redirect}"), &FORM).await,
+        None => unknown(&dispatch, incoming),
     }
 }
 

@@ -5,31 +5,25 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use http::HeaderMap;
 use http::header::HeaderValue;
-use http::{HeaderMap, StatusCode};
 use http_body::Frame;
-use pharos::error::{InferError, Reason};
+use pharos::error::InferError;
 use pharos::infer::InferResponse;
-use pharos::request_trace::Traced;
 use pharos::service::{OpenStream, Responses, Streamed};
 
-use super::{TracedResponses, convert};
-use crate::Edge;
+use super::convert;
 use crate::infer::{LONG, on_a_thread};
-use pharos_listener::answering::Account;
-use pharos_listener::request_trace;
-use pharos_listener::response_timing::{AnswerTiming, SERVER_TIMING};
+use pharos_edge::response_timing::{AnswerTiming, SERVER_TIMING};
+use pharos_edge::{Call, Sending};
 
 /// The events of one request. Dropping it before the last event, because the client disconnected, cancels the request.
 pub(super) struct Events {
     responses: Box<dyn Responses>,
     /// The first response, received before the body began.
     first: Option<Streamed>,
-    /// Counts the request when its last response arrives.
-    account: Option<(Account<Edge>, StatusCode)>,
-    /// The reason for which the request or one of its responses failed.
-    reason: Option<Reason>,
-    traced: Option<Traced>,
+    /// Ends when the last response arrives.
+    call: Call,
     /// Present if the times of the request are sent in a trailer.
     timing: Option<AnswerTiming>,
     /// The times, once they are known.
@@ -37,6 +31,7 @@ pub(super) struct Events {
     ended: bool,
     /// The event of a large response, which is written on another thread.
     writing: Option<Writing>,
+    _sending: Option<Sending>,
     _open: OpenStream,
 }
 
@@ -57,15 +52,26 @@ struct Sent {
 }
 
 impl Events {
+    /// Returns the events of a request whose head has been [begun](Call::begin_stream).
     pub(super) fn new(
-        begun: TracedResponses,
+        responses: Box<dyn Responses>,
         first: Option<Streamed>,
-        account: (Account<Edge>, StatusCode),
+        call: Call,
+        trailer: Option<AnswerTiming>,
+        sending: Option<Sending>,
         open: OpenStream,
     ) -> Self {
-        let TracedResponses { responses, traced, trailer: timing } = begun;
-        let (account, ended) = (Some(account), false);
-        Self { responses, first, account, reason: None, traced, timing, times: None, ended, writing: None, _open: open }
+        Self {
+            responses,
+            first,
+            call,
+            timing: trailer,
+            times: None,
+            ended: false,
+            writing: None,
+            _sending: sending,
+            _open: open,
+        }
     }
 
     /// Writes a response, a large one on another thread.
@@ -89,7 +95,7 @@ impl Events {
     /// Returns the event for a response; `None` for an empty response that only marks the end.
     fn event(&mut self, json: Result<Vec<u8>, InferError>, Sent { last, empty }: Sent) -> Option<Bytes> {
         let json = json.unwrap_or_else(|error| {
-            self.reason.get_or_insert(error.reason);
+            self.call.note_reason(error.reason);
             error_json(&error)
         });
         if last {
@@ -100,10 +106,8 @@ impl Events {
 
     fn end(&mut self) {
         self.ended = true;
-        request_trace::complete(self.traced.take().as_ref());
-        if let Some((account, status)) = self.account.take() {
-            account.end(status.as_u16(), self.reason);
-        }
+        self.call.has_responded();
+        self.call.end_stream();
     }
 }
 

@@ -15,16 +15,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, Request};
 use http_body::Frame;
-use pharos::access::Api;
 use pharos::data::Data;
-use pharos::metrics::labels::Route;
 use pharos_os::blocking;
 use tonic::Status;
 
 use self::messages::{Head, Partial, whole};
 use super::coding::{Format, InflateError, inflate};
 use super::{Budget, Full, Reservation};
-use crate::access::routes::{Class, class};
 use crate::body_timeout::{BoxError, Fault, Pace};
 
 /// The maximum sizes of a message, in bytes.
@@ -44,8 +41,8 @@ pub const MAX_MESSAGE: usize = i32::MAX as usize;
 /// The maximum size of a decompressed message unless `--grpc-max-input-size` is given.
 const MAX_INFLATED: usize = 64 << 20;
 
-/// The maximum size of a message of a call that needs no token. These messages are empty, or name a model.
-const MAX_OPEN: usize = 64 << 10;
+/// The maximum size of a message that is empty or names a model.
+const MAX_SMALL: usize = 64 << 10;
 
 impl Limits {
     /// Returns the limits for a value of `--grpc-max-input-size`.
@@ -53,6 +50,11 @@ impl Limits {
         let most = most.map(|most| usize::try_from(most).unwrap_or(usize::MAX).min(MAX_MESSAGE));
         let (received, inflated) = (most.unwrap_or(MAX_MESSAGE), most.unwrap_or(MAX_INFLATED));
         Self { received, inflated, setting: Some("--grpc-max-input-size") }
+    }
+
+    /// Returns the limits for messages that are empty or name a model.
+    pub fn small() -> Self {
+        Self { received: MAX_SMALL, inflated: MAX_SMALL, setting: None }
     }
 
     /// Returns these limits as the end of an error text.
@@ -64,17 +66,6 @@ impl Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self::new(None)
-    }
-}
-
-/// Returns the bounds of the messages of a call of `route`. Clients without a token must not use up the memory budget, so messages of
-/// calls that need no token are small, and not counted.
-pub fn bounds_of(route: Route, (budget, limits): (&Budget, Limits)) -> (Budget, Limits) {
-    match class(route) {
-        Class::Part(Api::Health) => {
-            (budget.without_limit(), Limits { received: MAX_OPEN, inflated: MAX_OPEN, setting: None })
-        }
-        _ => (budget.clone(), limits),
     }
 }
 

@@ -1,12 +1,7 @@
 //! Converts refusals to gRPC statuses: the message, followed by a line with the class of TorchServe's exception, which clients
 //! parse.
 
-use std::error::Error;
-use std::fmt;
-use std::sync::{Arc, OnceLock};
-
-use http::Response;
-use pharos::error::Reason;
+use pharos_edge::status_for;
 use tonic::{Code, Status};
 
 use crate::Refused;
@@ -18,50 +13,9 @@ pub(super) fn status(refused: &Refused) -> Status {
 
 /// Converts a refusal to a status with the given code.
 pub(super) fn with_code(code: Code, refused: &Refused) -> Status {
-    let mut status = Status::new(code, format!("{}\n{}", refused.message, class(refused.kind)));
-    status.set_source(Arc::new(Cause(refused.reason)));
-    status
+    let text = format!("{}\n{}", refused.message, class(refused.kind));
+    status_for(code, text, refused.reason)
 }
-
-/// Returns the reason of a response that a status ended; `None` if the status is not one of these.
-pub(super) fn reason_of<B>(response: &Response<B>) -> Option<Reason> {
-    cause_of(response.extensions().get()?)
-}
-
-/// Returns the reason of a status; `None` if the status is not one of these.
-fn cause_of(status: &Status) -> Option<Reason> {
-    status.source()?.downcast_ref::<Cause>().map(|cause| cause.0)
-}
-
-/// The reason for which a stream of responses fails: trailers have only the code. An extension of the response to the call.
-#[derive(Clone, Debug, Default)]
-pub(super) struct StreamFailure(Arc<OnceLock<Reason>>);
-
-impl StreamFailure {
-    /// Notes the reason of the status that ends the stream.
-    pub(super) fn note(&self, status: &Status) {
-        if let Some(reason) = cause_of(status) {
-            self.0.get_or_init(|| reason);
-        }
-    }
-
-    /// Returns the reason; `None` if the stream has not failed or its status has no reason.
-    pub(super) fn reason(&self) -> Option<Reason> {
-        self.0.get().copied()
-    }
-}
-
-/// The reason of a refusal, as the source of its status.
-#[derive(Debug)]
-struct Cause(Reason);
-
-impl fmt::Display for Cause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0.as_str())
-    }
-}
-
-impl Error for Cause {}
 
 /// Maps an HTTP status to a gRPC code.
 fn code(status: u16) -> Code {

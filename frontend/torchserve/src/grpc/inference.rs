@@ -7,15 +7,12 @@ use futures_util::{StreamExt as _, TryStreamExt as _};
 use tonic::codegen::tokio_stream::Stream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::CallerDeadline;
-use super::call::{Call, Caller};
-use super::failure::StreamFailure;
+use super::prediction::Prediction;
 use super::proto::inference::inference_ap_is_service_server::InferenceApIsService;
 use super::proto::inference::{PredictionResponse, PredictionsRequest, TorchServeHealthResponse};
 use super::sequences;
 use crate::rest::Shared;
-use pharos_listener::response_timing::AnswerTiming;
-use pharos_listener::tenants;
+use pharos_edge::SharedCall;
 
 /// The implementation of `InferenceAPIsService`.
 pub(super) struct Inference(pub(super) Arc<Shared>);
@@ -23,11 +20,24 @@ pub(super) struct Inference(pub(super) Arc<Shared>);
 type Parts = Pin<Box<dyn Stream<Item = Result<PredictionResponse, Status>> + Send>>;
 
 impl Inference {
-    fn caller<T>(&self, request: &Request<T>, timing: &AnswerTiming) -> Caller {
-        let tenant = tenants::of(&*self.0.service, request.metadata().as_ref(), request.extensions());
-        let deadline = request.extensions().get().and_then(|CallerDeadline(deadline)| *deadline);
-        Caller { tenant, trace: timing.trace(), deadline }
+    async fn predict(&self, asked: PredictionsRequest, call: &SharedCall) -> Result<PredictionResponse, Status> {
+        let mut prediction = Prediction::begin(&self.0, asked, true, call)?;
+        let answer = match prediction.next().await {
+            Some((part, _)) => part?,
+            None => PredictionResponse::default(),
+        };
+        if let Some(timeline) = prediction.timeline() {
+            call.lock().set_times(timeline);
+        }
+        Ok(answer)
     }
+}
+
+/// Takes the call of an inference from its request.
+fn begun<T>(request: &mut Request<T>) -> Result<SharedCall, Status> {
+    let call = SharedCall::of(request)?;
+    call.lock().begin(request.metadata().as_ref());
+    Ok(call)
 }
 
 #[tonic::async_trait]
@@ -39,55 +49,42 @@ impl InferenceApIsService for Inference {
 
     async fn predictions(
         self: Arc<Self>,
-        request: Request<PredictionsRequest>,
+        mut request: Request<PredictionsRequest>,
     ) -> Result<Response<PredictionResponse>, Status> {
-        let timing = self.0.timing.of(request.metadata().as_ref());
-        let caller = self.caller(&request, &timing);
-        let mut call = Call::begin(&self.0, request.into_inner(), (true, caller))?;
-        let answer = match call.next().await {
-            Some((part, _)) => part?,
-            None => PredictionResponse::default(),
-        };
-        let mut response = Response::new(answer);
-        let times = call.timeline().and_then(|timeline| timing.value(timeline));
-        timing.add_to(response.metadata_mut().as_mut(), times);
-        Ok(response)
+        let call = begun(&mut request)?;
+        let answer = self.predict(request.into_inner(), &call).await;
+        answer.map(Response::new).inspect_err(|_| call.lock().drop_times())
     }
 
     type StreamPredictionsStream = Parts;
 
     async fn stream_predictions(
         self: Arc<Self>,
-        request: Request<PredictionsRequest>,
+        mut request: Request<PredictionsRequest>,
     ) -> Result<Response<Parts>, Status> {
-        let timing = self.0.timing.of(request.metadata().as_ref());
-        let caller = self.caller(&request, &timing);
-        let call = Call::begin(&self.0, request.into_inner(), (true, caller))?;
-        Ok(streamed(timing, call.parts()))
+        let call = begun(&mut request)?;
+        let prediction = Prediction::begin(&self.0, request.into_inner(), true, &call);
+        let prediction = prediction.inspect_err(|_| call.lock().drop_times())?;
+        Ok(streamed(call, prediction.parts()))
     }
 
     type StreamPredictions2Stream = Parts;
 
     async fn stream_predictions2(
         self: Arc<Self>,
-        request: Request<Streaming<PredictionsRequest>>,
+        mut request: Request<Streaming<PredictionsRequest>>,
     ) -> Result<Response<Parts>, Status> {
-        let timing = self.0.timing.of(request.metadata().as_ref());
-        let caller = self.caller(&request, &timing);
-        Ok(streamed(timing, sequences::answers(self.0.clone(), request.into_inner(), caller)))
+        let call = begun(&mut request)?;
+        let answers = sequences::answers(self.0.clone(), request.into_inner(), call.clone());
+        Ok(streamed(call, answers))
     }
 }
 
-/// Returns a streamed answer with the client's `traceparent`, and with the reason for which the stream fails. The times of its
-/// requests are not known when the stream begins.
+/// Returns a streamed answer that notes the reason for which the stream fails. The times of its requests are not known when the
+/// stream begins.
 fn streamed(
-    timing: AnswerTiming,
+    call: SharedCall,
     parts: impl Stream<Item = Result<PredictionResponse, Status>> + Send + 'static,
 ) -> Response<Parts> {
-    let failure = StreamFailure::default();
-    let noted = failure.clone();
-    let mut response = Response::new(parts.inspect_err(move |status| noted.note(status)).boxed());
-    timing.add_to(response.metadata_mut().as_mut(), None);
-    response.extensions_mut().insert(failure);
-    response
+    Response::new(parts.inspect_err(move |status| call.note_failure(status)).boxed())
 }

@@ -1,45 +1,39 @@
 //! TorchServe's gRPC ports: predictions and the v2 protocol on one port, model management on another. Every call is written to the
 //! access log once, in TorchServe's format.
 
-mod accounting;
-mod call;
 mod failure;
 mod inference;
 mod management;
+mod prediction;
 mod routes;
 mod sequences;
 
 use std::convert::Infallible;
-use std::future::Future;
+use std::future::{Future, ready};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use axum::response::Response as HttpResponse;
 use http::{HeaderMap, Request, Response};
-use pharos::error::Reason;
 use pharos::service::{Protocol, Route};
-use pharos::timeline::Instant;
 use tonic::body::Body;
 use tonic::service::Routes;
-use tonic::{Code, Status};
 
-use self::accounting::CallEnd;
 use self::inference::Inference;
 use self::management::ManagementService;
 use super::Settings;
-use super::guard::{Denied, NO_MODEL_API, OPEN_SETTINGS, RequiredAccess, purpose};
-use super::rest::{AccessLog, BODY_TIMEOUT, Shared, V2Gate};
-use super::token::{FAILED, Purpose};
-use pharos_listener::access::DeniedAnswer;
-use pharos_listener::access::routes::class;
-use pharos_listener::answering::{Account, Calls};
-use pharos_listener::deadline;
-use pharos_listener::receiving::grpc::{Limits, MessageTimeout, bounds_of, received as bounded};
-use pharos_listener::request_log::LoggedByPort;
-use pharos_listener::{Peer, RequestBody};
-use pharos_listener::{load_report, routing};
-use pharos_os::clock;
+use super::access_log::ACCESS_LOG;
+use super::guard::{RequiredAccess, purpose};
+use super::rest::{BODY_TIMEOUT, KserveHttp, Shared};
+use super::token::Purpose;
+use pharos_edge::access::bounds_of;
+use pharos_edge::access::routes::class;
+use pharos_edge::request_log::LogLine;
+use pharos_edge::{Call, Incoming, Policy, Refusal, SharedCall, address};
+use pharos_listener::RequestBody;
+use pharos_listener::receiving::grpc::{Limits, MessageTimeout, received as bounded};
 
 /// The generated messages and services.
 #[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all, clippy::pedantic)]
@@ -73,10 +67,13 @@ type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>>
 /// A function that adds a reflection service, which lists the services of these names.
 pub(super) type WithReflection = fn(Routes, &[&str]) -> Result<Routes, String>;
 
+/// Creates the v2 protocol over HTTP behind a policy, with a function that renders its refusals.
+pub type KserveRoutes = Box<dyn FnOnce(Arc<dyn Policy>, fn(Refusal) -> HttpResponse) -> KserveHttp + Send>;
+
 /// The implementation of the v2 protocol, which TorchServe's ports also serve.
 pub struct Kserve {
-    /// Creates the HTTP routes, with the access check of TorchServe's ports.
-    pub http: Box<dyn FnOnce(V2Gate) -> routing::Routes<V2Gate> + Send>,
+    /// Creates the HTTP routes, with the policy of TorchServe's ports.
+    pub http: KserveRoutes,
     /// The gRPC services under their standard package name, with health and reflection.
     pub grpc: KserveGrpc,
     /// Adds a reflection service, which lists the services of these names.
@@ -84,7 +81,7 @@ pub struct Kserve {
 }
 
 /// Calls the gRPC services of the v2 protocol.
-pub(super) type KserveGrpc = Arc<dyn Fn(Request<RequestBody>) -> Answering + Send + Sync>;
+pub type KserveGrpc = Arc<dyn Fn(Incoming<RequestBody>) -> Answering + Send + Sync>;
 
 /// The services of a port.
 #[derive(Clone)]
@@ -143,53 +140,42 @@ impl tower::Service<Request<RequestBody>> for Port {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, mut request: Request<RequestBody>) -> Self::Future {
-        let deadline = deadline_of(request.headers());
-        request.extensions_mut().insert(CallerDeadline(deadline));
-        let logged = log(&mut request).map(|logged| logged.with_deadline(deadline));
+    fn call(&mut self, request: Request<RequestBody>) -> Self::Future {
         let path = request.uri().path().to_owned();
-        let shared = self.shared.clone();
-        let is_own = routes::is_own(&path);
+        let text = || format!("gRPC {} HTTP/2.0", path.strip_prefix('/').unwrap_or(&path));
+        let line = LogLine::begin(&ACCESS_LOG, Protocol::Grpc, address(&request), text);
+        let mut incoming = Incoming { request, line };
         let route = routes::of_path(&path);
-        let (budget, limits) = bounds_of(route, (&shared.budget, limits(&shared.settings)));
-        let (bounds, timeout) = ((&budget, limits), message_timeout(&path, BODY_TIMEOUT));
-        let denied = self.denied(route, &request);
-        let refused = denied.as_ref().map(|(_, reason)| *reason);
-        // The v2 protocol's edge counts its answers itself.
-        let reported = is_own && refused.is_none() && load_report::requested(route, request.headers()).is_some();
-        let counts = is_own || refused.is_some();
-        let account = || Account::new(Calls(shared.service.clone()), route).with_deadline(deadline);
-        let end = CallEnd { count: counts.then(account), refused, logged };
-        let answer: Answering = match (denied, &mut self.services) {
-            (Some((status, _)), _) => Box::pin(std::future::ready(Ok(status.into_http()))),
-            (None, Services::Inference(own, _)) if is_own => own.call(bounded(request, bounds, timeout)),
-            (None, Services::Management(own)) => Box::pin(own.call(bounded(request, bounds, timeout))),
-            (None, Services::Inference(_, kserve)) => {
-                if let Some(standard) = routes::standard(request.uri()) {
-                    *request.uri_mut() = standard;
-                }
-                kserve(request)
+        let is_own = routes::is_own(&path);
+        let access = self.check(route, incoming.request.headers());
+        if let (Services::Inference(_, kserve), false, Ok(())) = (&self.services, is_own, &access) {
+            // The v2 protocol's edge admits and counts the call itself.
+            if let Some(standard) = routes::standard(incoming.request.uri()) {
+                *incoming.request.uri_mut() = standard;
             }
+            return kserve(incoming);
+        }
+        let shared = self.shared.clone();
+        let policy: Arc<dyn Policy> = shared.clone();
+        let mut call = match Call::admit_if(access, Protocol::Grpc, route, &mut incoming, &policy) {
+            Ok(call) => call,
+            Err(refusal) => return Box::pin(ready(Ok(refusal.into_status().into_http()))),
         };
-        Box::pin(async move {
-            let response = end.with(answer.await?);
-            if reported {
-                // The model is in the message, so this is the report of the server.
-                let reported = load_report::in_trailers(response, move || shared.service.load_report("", ""));
-                return Ok(reported.map(Body::new));
-            }
-            Ok(response)
-        })
+        if !is_own {
+            // Reflection on the port of management is not counted.
+            call.leave_count_to_requests();
+        }
+        let call = SharedCall::new(call);
+        let mut request = incoming.request;
+        request.extensions_mut().insert(call.clone());
+        let (budget, limits) = bounds_of(route, (&shared.budget, limits(&shared.settings)));
+        let request = bounded(request, (&budget, limits), message_timeout(&path, BODY_TIMEOUT));
+        let answer: Answering = match &mut self.services {
+            Services::Inference(own, _) => own.call(request),
+            Services::Management(own) => Box::pin(own.call(request)),
+        };
+        Box::pin(async move { Ok(call.finish(answer.await?)) })
     }
-}
-
-/// When the client of a call leaves at its deadline. An extension of the request: a handler gets the call after its message.
-#[derive(Clone, Copy, Debug)]
-struct CallerDeadline(Option<Instant>);
-
-/// Returns when the client of a call that has just been received leaves at its deadline.
-fn deadline_of(headers: &HeaderMap) -> Option<Instant> {
-    deadline::of(headers).map(|limit| deadline::at(clock::now(), limit))
 }
 
 /// Returns the time limit of the messages of a call.
@@ -198,34 +184,20 @@ fn message_timeout(path: &str, idle: Duration) -> MessageTimeout {
 }
 
 impl Port {
-    /// Returns the refusal of a call that is denied or whose route is unknown.
-    fn denied<B>(&self, route: Route, request: &Request<B>) -> Option<(Status, Reason)> {
+    /// Checks access to a route.
+    ///
+    /// # Errors
+    /// The call is denied, or its route is unknown.
+    fn check(&self, route: Route, headers: &HeaderMap) -> Result<(), Refusal> {
         let class = class(route);
         let purpose = match self.services {
             Services::Inference(..) => purpose(class, Some(Purpose::Inference)),
             Services::Management(_) => Some(Purpose::Management),
         };
         let wanted = RequiredAccess { route, class, purpose };
-        Some(match self.shared.guard.check(Protocol::Grpc, wanted, request.headers()).err()? {
-            Denied::Key(_) => (Status::permission_denied(FAILED), Reason::Unauthenticated),
-            Denied::ModelApi => (Status::permission_denied(NO_MODEL_API), Reason::Restricted),
-            Denied::Settings => (Status::permission_denied(OPEN_SETTINGS), Reason::Restricted),
-            Denied::Server(denied) => {
-                let DeniedAnswer { code, text, reason, .. } = denied.over_grpc();
-                (Status::new(Code::from_i32(code.into()), text), reason)
-            }
-        })
+        let checked = self.shared.guard.check(Protocol::Grpc, wanted, headers);
+        checked.map_err(|denied| denied.refusal(Protocol::Grpc))
     }
-}
-
-/// Returns the line of a call in the access log, and marks the call so that the v2 protocol's edge does not log it too.
-fn log(request: &mut Request<RequestBody>) -> Option<AccessLog> {
-    let (path, received) = (request.uri().path(), clock::now());
-    let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
-    let what = || format!("gRPC {} HTTP/2.0", path.strip_prefix('/').unwrap_or(path));
-    let logged = AccessLog::new((Protocol::Grpc, peer, received), what)?;
-    request.extensions_mut().insert(LoggedByPort);
-    Some(logged)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use http::Uri;
 use http::uri::PathAndQuery;
 use pharos::service::Route;
 
-use pharos_listener::access::routes;
+use pharos_edge::access::routes;
 
 /// The path prefix of `InferenceAPIsService`.
 pub(super) const INFERENCE: &str = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/";
@@ -64,7 +64,7 @@ mod tests {
     use pharos::access::Api;
 
     use super::*;
-    use pharos_listener::access::routes::{Class, class};
+    use pharos_edge::access::routes::{Class, class};
 
     #[test]
     fn maps_every_call_to_its_route() {

@@ -10,9 +10,10 @@ use tonic::codegen::tokio_stream::Stream;
 use tonic::{Status, Streaming};
 
 use super::RpcStatus;
-use super::call::{Call, Caller};
+use super::prediction::Prediction;
 use super::proto::inference::{PredictionResponse, PredictionsRequest};
 use crate::rest::Shared;
+use pharos_edge::SharedCall;
 
 /// The most requests of one stream that are read ahead of their responses.
 const MAX_AHEAD: usize = 64;
@@ -24,13 +25,13 @@ const MAX_BEGUN: usize = 1024;
 pub(super) fn answers(
     shared: Arc<Shared>,
     requests: Streaming<PredictionsRequest>,
-    caller: Caller,
+    call: SharedCall,
 ) -> impl Stream<Item = Result<PredictionResponse, Status>> + Send {
     let sequences = Sequences {
         shared,
-        caller,
+        call,
         requests: Some(requests),
-        calls: SelectAll::new(),
+        predictions: SelectAll::new(),
         waiting: HashMap::new(),
         ahead: 0,
         answers: VecDeque::new(),
@@ -51,12 +52,12 @@ enum Part {
 
 struct Sequences {
     shared: Arc<Shared>,
-    caller: Caller,
+    call: SharedCall,
     /// The client's requests; `None` at the end of the stream.
     requests: Option<Streaming<PredictionsRequest>>,
     /// Running requests: at most one of each sequence, unless they overlap.
-    calls: SelectAll<BoxStream<'static, Part>>,
-    /// For each sequence in `calls`, the requests queued behind the running one.
+    predictions: SelectAll<BoxStream<'static, Part>>,
+    /// For each sequence in `predictions`, the requests queued behind the running one.
     waiting: HashMap<String, VecDeque<PredictionsRequest>>,
     /// The number of running and queued requests.
     ahead: usize,
@@ -74,7 +75,7 @@ impl Sequences {
             }
             let reads = self.ahead < MAX_AHEAD;
             tokio::select! {
-                Some(part) = self.calls.next() => match part {
+                Some(part) = self.predictions.next() => match part {
                     Part::Answer(answer) => return Some(Ok(answer)),
                     Part::Ended(id) => self.finish(id),
                 },
@@ -137,9 +138,9 @@ impl Sequences {
     /// Starts a request, or queues an error response. Returns whether it was started.
     fn begin(&mut self, id: &str, asked: PredictionsRequest) -> bool {
         let starts = self.starts(id);
-        match Call::begin(&self.shared, asked, (starts, self.caller)) {
-            Ok(call) => {
-                self.calls.push(parts(call, id.to_owned()).boxed());
+        match Prediction::begin(&self.shared, asked, starts, &self.call) {
+            Ok(prediction) => {
+                self.predictions.push(parts(prediction, id.to_owned()).boxed());
                 true
             }
             Err(status) => {
@@ -170,12 +171,12 @@ async fn message(
     Some(requests.as_mut()?.message().await)
 }
 
-fn parts(call: Call, id: String) -> impl Stream<Item = Part> + Send {
-    let sequence_id = call.sequence_id();
+fn parts(prediction: Prediction, id: String) -> impl Stream<Item = Part> + Send {
+    let sequence_id = prediction.sequence_id();
     let answer = move |part: Result<PredictionResponse, Status>| {
         Part::Answer(part.unwrap_or_else(|status| shown(&status, sequence_id.clone())))
     };
-    call.parts().map(answer).chain(stream::once(std::future::ready(Part::Ended(id))))
+    prediction.parts().map(answer).chain(stream::once(std::future::ready(Part::Ended(id))))
 }
 
 /// Converts a status to a response: its message, without the exception class.

@@ -6,13 +6,11 @@ use http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, CACHE_CONTROL, CONNECTION,
     CONTENT_TYPE, EXPIRES, HeaderName, HeaderValue, PRAGMA, WWW_AUTHENTICATE,
 };
-use http::{StatusCode, Version};
-use pharos::error::Reason;
+use http::{Request, StatusCode, Version};
+use pharos_edge::Refusal;
 use serde::Serialize;
 
-use super::RequestHead;
 use crate::Refused;
-use crate::guard::{Denied, NO_MODEL_API, OPEN_SETTINGS};
 use crate::registry::ManagementOutcome;
 use crate::settings::Cors;
 
@@ -60,33 +58,29 @@ pub(super) fn health(healthy: bool) -> Response {
 /// Returns an error response.
 pub(super) fn refusal(refused: &Refused) -> Response {
     let Refused { status, kind, message, .. } = refused;
-    let code = StatusCode::from_u16(*status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    error(*status, kind, message)
+}
+
+fn error(status: u16, kind: &str, message: &str) -> Response {
+    let code = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     with_status(code, &ErrorBody { code: code.as_u16(), kind, message })
 }
 
-/// Returns an error in the format of the v2 protocol, which the server's restrictions use on every port.
-pub(super) fn kserve_error(status: StatusCode, text: &str) -> Response {
-    let text = serde_json::to_string(text).unwrap_or_default();
+/// Returns the response to a denied request: in TorchServe's form, or in that of the v2 protocol, which the server's restrictions
+/// use on every port.
+pub(crate) fn denied(refusal: Refusal) -> Response {
+    let Refusal { code, text, challenge, kind, .. } = refusal;
+    if let Some(kind) = kind {
+        return error(code, kind, &text);
+    }
+    let text = serde_json::to_string(&text).unwrap_or_default();
     let mut response = Response::new(Body::from(format!("{{\"error\":{text}}}")));
-    *response.status_mut() = status;
+    *response.status_mut() = StatusCode::from_u16(code).unwrap_or(StatusCode::FORBIDDEN);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response
-}
-
-/// Returns the response to a denied request, and the reason for the metrics.
-pub(super) fn denied(denied: Denied) -> (Response, Reason) {
-    let denied = match denied {
-        Denied::Key(refused) => return (refusal(&refused), refused.reason),
-        Denied::ModelApi => return (kserve_error(StatusCode::FORBIDDEN, NO_MODEL_API), Reason::Restricted),
-        Denied::Settings => return (kserve_error(StatusCode::FORBIDDEN, OPEN_SETTINGS), Reason::Restricted),
-        Denied::Server(denied) => denied.over_http(),
-    };
-    let status = StatusCode::from_u16(denied.code).unwrap_or(StatusCode::FORBIDDEN);
-    let mut response = kserve_error(status, &denied.text);
-    if let Some(challenge) = denied.challenge {
+    if let Some(challenge) = challenge {
         response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
     }
-    (response, denied.reason)
+    response
 }
 
 /// The error for unknown paths.
@@ -107,11 +101,26 @@ pub(super) fn no_workflow(name: &str) -> Refused {
     Refused::new(404, "WorkflowNotFoundException", message)
 }
 
+/// The connection that a client wants after a response.
+pub(super) struct Persistence {
+    version: Version,
+    /// Whether the client closes it.
+    is_closed: bool,
+}
+
+impl Persistence {
+    /// Returns what a request asks for.
+    pub(super) fn of<B>(request: &Request<B>) -> Self {
+        let option = request.headers().get(CONNECTION).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        Self { version: request.version(), is_closed: option.eq_ignore_ascii_case("close") }
+    }
+}
+
 /// Adds the headers that all responses have.
-pub(super) fn finish(response: &mut Response, head: &RequestHead, cors: &Cors) {
+pub(super) fn finish(response: &mut Response, id: &str, persistence: &Persistence, cors: &Cors) {
     let failed = response.status().as_u16() >= 400;
     let headers = response.headers_mut();
-    if let Ok(id) = HeaderValue::from_str(&head.id) {
+    if let Ok(id) = HeaderValue::from_str(id) {
         headers.insert(REQUEST_ID, id);
     }
     for (name, value) in [
@@ -127,9 +136,10 @@ pub(super) fn finish(response: &mut Response, head: &RequestHead, cors: &Cors) {
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache; no-store, must-revalidate, private"));
     headers.insert(EXPIRES, HeaderValue::from_static("Thu, 01 Jan 1970 00:00:00 UTC"));
     // HTTP/1.0 clients request keep-alive explicitly.
-    if failed && head.version <= Version::HTTP_11 {
+    let Persistence { version, is_closed } = *persistence;
+    if failed && version <= Version::HTTP_11 {
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
-    } else if head.version == Version::HTTP_11 && !head.header("connection").eq_ignore_ascii_case("close") {
+    } else if version == Version::HTTP_11 && !is_closed {
         headers.insert(CONNECTION, HeaderValue::from_static("keep-alive"));
     }
 }

@@ -5,7 +5,7 @@ use axum::response::Response;
 use http::header::{ACCEPT, CONTENT_TYPE, HeaderValue};
 use pharos::metrics::catalog::MetricSpec;
 use pharos::metrics::exposition::{self, Encoding, Format, Names, java_client};
-use pharos_listener::renderings::Rendered;
+use pharos_edge::renderings::Rendered;
 
 use super::{RequestHead, Shared};
 use crate::{Refused, form};

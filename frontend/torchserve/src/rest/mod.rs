@@ -1,53 +1,48 @@
 //! TorchServe's REST API: three listeners, or fewer if addresses are equal. Every response gets an id, is counted once and is
 //! written to the access log once; a streamed response when it ends.
 
-mod access_log;
 mod answer;
-mod body_end;
 mod describe;
 mod ended;
 mod manage;
 mod metrics;
 mod openapi;
+mod port_policy;
 mod predict;
 mod streaming;
-mod v2;
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::Response;
-use http::{Extensions, HeaderMap, Method, Request, Uri, Version};
-use pharos::error::Reason;
+use http::{HeaderMap, Method, Request, Uri};
 use pharos::metrics::cache::Cache;
 use pharos::service::{Protocol, SharedManagement};
 use pharos::timeline::Instant;
 
+use super::access_log::ACCESS_LOG;
 use super::guard::{Denied, Guard, RequiredAccess};
 use super::ids::Ids;
 use super::routes::{Apis, Endpoint, endpoint};
 use super::{Refused, Registry, Settings};
-use pharos_listener::Peer;
-use pharos_listener::access;
-use pharos_listener::answering::{Account, Gate as _};
-use pharos_listener::http_service::Handle;
-use pharos_listener::load_report::Requested;
+use answer::Persistence;
+use pharos_edge::access;
+use pharos_edge::http_service::Handle;
+use pharos_edge::renderings::Renderings;
+use pharos_edge::response_timing::ResponseTiming;
+use pharos_edge::routing::Answering;
+use pharos_edge::{Call, Incoming, Policy, Refusal};
 use pharos_listener::receiving::Budget;
-use pharos_listener::renderings::Renderings;
-use pharos_listener::response_timing::ResponseTiming;
-use pharos_listener::routing::Routes;
 use pharos_os::clock;
 use pharos_os::event_loops::EventLoops;
 
-pub(super) use access_log::AccessLog;
+pub(crate) use answer::denied;
 pub(super) use describe::descriptions;
 pub(super) use ended::EndedSequences;
 pub(super) use manage::Registration;
 pub(super) use predict::{end_of, enter, first_of, loaded};
-pub use v2::V2Gate;
 
 /// The header of v2 requests with binary tensors behind the JSON.
 const BINARY: &str = "inference-header-content-length";
@@ -75,6 +70,9 @@ pub(crate) struct Shared {
     pub(super) page: Page,
 }
 
+/// Answers the requests of the v2 protocol over HTTP.
+pub type KserveHttp = Arc<dyn Fn(Incoming<Body>) -> Answering + Send + Sync>;
+
 /// Returns the document of the live page at a path.
 pub type Page = fn(&str) -> Option<Response>;
 
@@ -83,27 +81,20 @@ pub type Page = fn(&str) -> Option<Response>;
 pub(super) struct Port {
     pub(super) shared: Arc<Shared>,
     pub(super) apis: Apis,
-    /// The routes of the v2 protocol.
-    pub(super) v2: Routes<V2Gate>,
+    /// The v2 protocol.
+    pub(super) v2: KserveHttp,
 }
 
 /// A request without its body.
 struct RequestHead {
     method: Method,
     uri: Uri,
-    version: Version,
     headers: HeaderMap,
-    extensions: Extensions,
     id: String,
     received: Instant,
 }
 
 impl RequestHead {
-    /// Returns the client's address.
-    fn peer(&self) -> Option<SocketAddr> {
-        self.extensions.get::<Peer>().map(|peer| peer.0)
-    }
-
     /// Returns the decoded value of a query parameter; the first one if there are several.
     fn query(&self, name: &str) -> Option<String> {
         let pairs = super::form::pairs(self.uri.query().unwrap_or_default());
@@ -123,75 +114,74 @@ impl RequestHead {
 
 impl Handle for Port {
     async fn handle(self, request: Request<Body>) -> Result<Response, Infallible> {
-        let (parts, body) = request.into_parts();
-        let head = RequestHead {
-            extensions: parts.extensions,
-            method: parts.method,
-            uri: parts.uri,
-            version: parts.version,
-            headers: parts.headers,
-            id: self.shared.ids.next(),
-            received: clock::now(),
-        };
-        let RequestHead { method, uri, version, received, .. } = &head;
-        let what = || format!("{method} {uri} {version:?}");
-        let logged = AccessLog::new((Protocol::Http, head.peer(), *received), what);
-        let path = uri.path();
-        let mut response = match endpoint(self.apis, &head.method, path) {
-            Endpoint::Kserve => self.answer_v2(&head, body).await,
+        let incoming = Incoming::over_http(request, &ACCESS_LOG);
+        let id = self.shared.ids.next();
+        let persistence = Persistence::of(&incoming.request);
+        let path = incoming.request.uri().path();
+        let mut response = match endpoint(self.apis, incoming.request.method(), path) {
+            Endpoint::Kserve => (self.v2)(incoming).await,
             // Binary tensors behind the JSON cannot be passed to a handler; the v2 edge takes them.
-            Endpoint::Predict(_) if head.headers.contains_key(BINARY) && path.starts_with("/v2/") => {
-                self.answer_v2(&head, body).await
+            Endpoint::Predict(_) if incoming.request.headers().contains_key(BINARY) && path.starts_with("/v2/") => {
+                (self.v2)(incoming).await
             }
-            endpoint => self.answer_own(endpoint, &head, body).await,
+            endpoint => self.answer_own(endpoint, incoming, &id).await,
         };
-        answer::finish(&mut response, &head, &self.shared.settings.cors);
-        let Some(logged) = logged else { return Ok(response) };
-        let status = response.status().as_u16();
-        Ok(body_end::at_end(response, method, move |_| logged.answered(status)))
+        answer::finish(&mut response, &id, &persistence, &self.shared.settings.cors);
+        Ok(response)
     }
 }
 
 impl Port {
-    /// Checks access to a TorchServe endpoint, executes the request and counts the response, a streamed one when it ends.
-    async fn answer_own(&self, endpoint: Endpoint, head: &RequestHead, body: Body) -> Response {
-        let route = endpoint.route();
-        let gate = V2Gate(self.shared.clone());
-        let count = Account::new(gate.clone(), route);
-        if let Some((response, reason)) = self.denied(&endpoint, head) {
-            count.end(response.status().as_u16(), Some(reason));
-            return response;
-        }
-        let (mut response, reason) = match self.answer(endpoint, head, body).await {
+    /// Checks access to a TorchServe endpoint and executes the request, which ends when its response has been sent.
+    async fn answer_own(&self, endpoint: Endpoint, mut incoming: Incoming<Body>, id: &str) -> Response {
+        let access = self.check(&endpoint, incoming.request.headers());
+        let policy: Arc<dyn Policy> = self.shared.clone();
+        let mut call = match Call::admit_if(access, Protocol::Http, endpoint.route(), &mut incoming, &policy) {
+            Ok(call) => call,
+            Err(refusal) => return denied(refusal),
+        };
+        let (parts, body) = incoming.request.into_parts();
+        let head = RequestHead {
+            method: parts.method,
+            uri: parts.uri,
+            headers: parts.headers,
+            id: id.to_owned(),
+            received: clock::now(),
+        };
+        let (response, reason) = match self.answer(endpoint, &head, body, &mut call).await {
             Ok(response) => (response, None),
             Err(refused) => (answer::refusal(&refused), Some(refused.reason)),
         };
-        if let Some(requested) = Requested::of(route, &head.headers, &head.uri) {
-            requested.add_to(&mut response, |model, version| gate.load_report(model, version));
-        }
-        let status = response.status().as_u16();
-        body_end::at_end(response, &head.method, move |failed| count.end(status, reason.or(failed)))
+        call.finish_at_end(response, reason, &head.method)
     }
 
-    /// Returns the refusal of a request that is denied or has no matching endpoint.
-    fn denied(&self, endpoint: &Endpoint, head: &RequestHead) -> Option<(Response, Reason)> {
+    /// Checks access to an endpoint.
+    ///
+    /// # Errors
+    /// The request is denied, or has no matching endpoint.
+    fn check(&self, endpoint: &Endpoint, headers: &HeaderMap) -> Result<(), Refusal> {
         let wanted =
             RequiredAccess { route: endpoint.route(), class: endpoint.class(), purpose: endpoint.purpose(self.apis) };
-        let denied = self.shared.guard.check(Protocol::Http, wanted, &head.headers).err()?;
-        let refused = match (endpoint, denied) {
-            (Endpoint::NotFound, Denied::Server(access::Denied::Unknown)) => answer::not_found(),
-            (Endpoint::WrongMethod, Denied::Server(access::Denied::Unknown)) => answer::wrong_method(),
-            (_, denied) => return Some(answer::denied(denied)),
-        };
-        Some((answer::refusal(&refused), refused.reason))
+        let checked = self.shared.guard.check(Protocol::Http, wanted, headers);
+        checked.map_err(|denied| match (endpoint, denied) {
+            (Endpoint::NotFound, Denied::Server(access::Denied::Unknown)) => answer::not_found().into(),
+            (Endpoint::WrongMethod, Denied::Server(access::Denied::Unknown)) => answer::wrong_method().into(),
+            (_, denied) => denied.refusal(Protocol::Http),
+        })
     }
 
-    async fn answer(&self, endpoint: Endpoint, head: &RequestHead, body: Body) -> Result<Response, Refused> {
+    async fn answer(
+        &self,
+        endpoint: Endpoint,
+        head: &RequestHead,
+        body: Body,
+        call: &mut Call,
+    ) -> Result<Response, Refused> {
         let shared = &self.shared;
         match endpoint {
             Endpoint::ApiDescription => Ok(answer::json(&openapi::description(self.apis))),
             Endpoint::Ping => Ok(answer::health(shared.registry.is_healthy())),
-            Endpoint::Predict(target) => predict::predict(self, head, target, body).await,
+            Endpoint::Predict(target) => predict::predict(self, head, call, target, body).await,
             Endpoint::List => Ok(manage::list(shared, head)),
             Endpoint::Register => manage::register(shared, head, body).await,
             Endpoint::Describe(model, version) => describe::describe(shared, head, (&model, &version)).await,

@@ -23,15 +23,21 @@ use crate::form::{self, Part};
 use crate::handler_call::{self, HandlerCall, check_size};
 use crate::registry::{InFlight, Version};
 use crate::routes::Target;
+use pharos_edge::Call;
 use pharos_listener::receiving::body::{self, Read};
-use pharos_listener::tenants;
 use pharos_os::clock;
 
 /// How long to wait for the exit status of a worker whose connection was lost.
 const END_KNOWN: Duration = Duration::from_millis(100);
 
 /// Handles a prediction.
-pub(super) async fn predict(port: &Port, head: &RequestHead, target: Target, body: Body) -> Result<Response, Refused> {
+pub(super) async fn predict(
+    port: &Port,
+    head: &RequestHead,
+    call: &mut Call,
+    target: Target,
+    body: Body,
+) -> Result<Response, Refused> {
     let shared = &*port.shared;
     let named = target.model.clone().or_else(|| head.query("model_name").filter(|name| !name.is_empty()));
     let named = named.or_else(|| shared.registry.only_startup_model().filter(|_| target.query));
@@ -49,14 +55,18 @@ pub(super) async fn predict(port: &Port, head: &RequestHead, target: Target, bod
     let called = (model.as_str(), target.version.as_str());
     let entered = enter(shared, called, &version)?;
     loaded(shared, called, (&version, head.received)).await?;
-    let mut call = call(head, &target);
-    let sequence = version.deployment().sequence.is_some().then(|| sequence(shared, head, &mut call));
+    let mut handler_call = call_of(head, &target);
+    let sequence = version.deployment().sequence.is_some().then(|| sequence(shared, head, &mut handler_call));
     let too_long = || Refused::bad_request("The parts of the request are too long");
-    let request = handler_call::request((called.0, called.1, &head.id), &parts, call).ok_or_else(too_long)?;
-    let timing = shared.timing.of(&head.headers);
-    let mut request = complete(request, head, sequence);
-    request.trace = timing.trace();
-    request.tenant = tenants::of(&*shared.service, &head.headers, &head.extensions);
+    let request = handler_call::request((called.0, called.1, &head.id), &parts, handler_call);
+    let mut request = request.ok_or_else(too_long)?;
+    if let Some((id, start, end)) = sequence {
+        request.correlation_id = CorrelationId::String(id);
+        (request.sequence_start, request.sequence_end) = (start, end);
+    }
+    call.begin(&head.headers);
+    call.complete(&mut request, clock::now());
+    request.timeline.request_start = clock::now();
     let answered = async {
         let mut responses = shared.stream(request, called)?;
         let first = first_of(&mut *responses, &version, head.received).await?;
@@ -65,12 +75,14 @@ pub(super) async fn predict(port: &Port, head: &RequestHead, target: Target, bod
         respond(first, (responses, entered), (ended, shared.settings.max_response_size))
     };
     match answered.await {
-        Ok((mut response, timeline)) => {
-            let times = timeline.and_then(|timeline| timing.value(&timeline));
-            timing.add_to(response.headers_mut(), times);
+        Ok((response, timeline)) => {
+            if let Some(timeline) = timeline {
+                call.set_times(&timeline);
+            }
             Ok(response)
         }
         Err(error) => {
+            call.drop_times();
             let end = end_of(shared, &error, &version, head.received).await;
             Err(failure::refused(&error, called, || end))
         }
@@ -185,7 +197,7 @@ fn model_of(parts: &[Part]) -> Option<String> {
     Some(String::from_utf8_lossy(&named.data).into_owned())
 }
 
-fn call(head: &RequestHead, target: &Target) -> HandlerCall {
+fn call_of(head: &RequestHead, target: &Target) -> HandlerCall {
     let mut headers = handler_call::headers(&head.headers);
     if let Some(explain) = target.explain {
         headers.insert("explain".to_owned(), Value::from(if explain { "True" } else { "False" }));
@@ -194,17 +206,6 @@ fn call(head: &RequestHead, target: &Target) -> HandlerCall {
         headers.insert("url_path".to_owned(), Value::from(url_path.as_str()));
     }
     HandlerCall { headers, describe: false, explain: target.explain == Some(true) }
-}
-
-/// Adds a request's sequence and times to the call of its handler.
-fn complete(mut request: InferRequest, head: &RequestHead, sequence: Option<(String, bool, bool)>) -> InferRequest {
-    if let Some((id, start, end)) = sequence {
-        request.correlation_id = CorrelationId::String(id);
-        (request.sequence_start, request.sequence_end) = (start, end);
-    }
-    request.timeline.received = head.received;
-    request.timeline.request_start = clock::now();
-    request
 }
 
 /// Returns a request's sequence id, and whether it starts and ends the sequence. Without an id, it starts a new sequence.

@@ -2,24 +2,20 @@
 //!
 //! A request that does not ask costs one look-up of a header.
 
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue};
-use http::{HeaderMap, Response, Uri};
-use http_body::{Frame, SizeHint};
+use http::{HeaderMap, Uri};
 use percent_encoding::percent_decode_str;
 use pharos::load_report::{Format, LoadReport, REQUEST_HEADER, RESPONSE_HEADER, TRAILER};
-use pharos::service::Route;
+use pharos::service::{Route, Service};
 
 const REQUEST: HeaderName = HeaderName::from_static(REQUEST_HEADER);
 const RESPONSE: HeaderName = HeaderName::from_static(RESPONSE_HEADER);
 const IN_TRAILERS: HeaderName = HeaderName::from_static(TRAILER);
 
 /// Returns the format of the load report that an inference request asks for; `None` without the header or with an unknown format.
-pub fn requested(route: Route, headers: &HeaderMap) -> Option<Format> {
+fn requested(route: Route, headers: &HeaderMap) -> Option<Format> {
     if !route.is_inference() {
         return None;
     }
@@ -41,13 +37,12 @@ impl Requested {
         Some(Self { format, uri: uri.clone() })
     }
 
-    /// Adds the report to a response. `report` returns that of a model and version.
-    pub fn add_to<B>(self, response: &mut Response<B>, report: impl FnOnce(&str, &str) -> Option<Arc<LoadReport>>) {
+    /// Adds the report to the headers of a response. `report` returns that of a model and version.
+    pub fn add_to(&self, headers: &mut HeaderMap, report: impl FnOnce(&str, &str) -> Arc<LoadReport>) {
         let path = percent_decode_str(self.uri.path()).decode_utf8_lossy();
         let (model, version) = model_of(&path);
-        let value = report(model, version).map(|report| report.header(self.format));
-        if let Some(value) = value.and_then(|value| HeaderValue::from_maybe_shared(value).ok()) {
-            response.headers_mut().insert(RESPONSE, value);
+        if let Ok(value) = HeaderValue::from_maybe_shared(report(model, version).header(self.format)) {
+            headers.insert(RESPONSE, value);
         }
     }
 }
@@ -73,66 +68,53 @@ fn model_of(path: &str) -> (&str, &str) {
     (model.get(..without_verb(model)).unwrap_or_default(), version.get(..without_verb(version)).unwrap_or_default())
 }
 
-/// Adds a load report to the trailers of a gRPC response, or to its headers if these are its trailers. `report` is called when the
-/// response ends.
-pub fn in_trailers<B, R: FnOnce() -> Arc<LoadReport>>(
-    mut response: Response<B>,
-    report: R,
-) -> Response<WithReport<B, R>> {
-    let mut report = Some(report);
-    if response.headers().contains_key("grpc-status")
-        && let Some(report) = report.take()
-    {
-        insert(response.headers_mut(), report);
+/// Where a client asks for a load report.
+#[derive(Clone, Debug)]
+pub(crate) enum Report {
+    /// In the headers of a response over HTTP.
+    Header(Requested),
+    /// In the trailers of a response over gRPC.
+    Trailer {
+        /// The model and version of the first request; `None` for the report of the server.
+        model: Option<(String, String)>,
+    },
+}
+
+impl Report {
+    /// Returns the load report that a call over gRPC asks for.
+    pub(crate) fn in_trailers(route: Route, headers: &HeaderMap) -> Option<Self> {
+        requested(route, headers).map(|_| Self::Trailer { model: None })
     }
-    response.map(|inner| WithReport { inner, report })
-}
 
-fn insert(trailers: &mut HeaderMap, report: impl FnOnce() -> Arc<LoadReport>) {
-    if let Ok(value) = HeaderValue::from_maybe_shared(report().trailer()) {
-        trailers.insert(IN_TRAILERS, value);
-    }
-}
-
-/// A body that adds a load report to its trailers.
-#[derive(Debug)]
-pub struct WithReport<B, R> {
-    inner: B,
-    report: Option<R>,
-}
-
-impl<B, R> http_body::Body for WithReport<B, R>
-where
-    B: http_body::Body<Data = Bytes> + Unpin,
-    R: FnOnce() -> Arc<LoadReport> + Unpin,
-{
-    type Data = Bytes;
-    type Error = B::Error;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
-        let mut frame = ready!(Pin::new(&mut self.inner).poll_frame(cx));
-        if let Some(Ok(frame)) = &mut frame
-            && let Some(trailers) = frame.trailers_mut()
-            && let Some(report) = self.report.take()
-        {
-            insert(trailers, report);
+    /// Names the model of a report in trailers, unless it has a name.
+    pub(crate) fn name_model(&mut self, model: &str, version: &str) {
+        if let Self::Trailer { model: named @ None } = self {
+            *named = Some((model.to_owned(), version.to_owned()));
         }
-        Poll::Ready(frame)
     }
 
-    fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
+    /// Returns whether the report is part of the head of a response.
+    pub(crate) fn is_in_head(&self) -> bool {
+        matches!(self, Self::Header(_))
     }
 
-    fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
+    /// Adds the report to the headers, or trailers, of a response.
+    pub(crate) fn add_to(&self, headers: &mut HeaderMap, service: &dyn Service) {
+        match self {
+            Self::Header(requested) => requested.add_to(headers, |model, version| service.load_report(model, version)),
+            Self::Trailer { model } => {
+                let (model, version) = model.as_ref().map_or(("", ""), |(model, version)| (model, version));
+                if let Ok(value) = HeaderValue::from_maybe_shared(service.load_report(model, version).trailer()) {
+                    headers.insert(IN_TRAILERS, value);
+                }
+            }
+        }
     }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use http_body_util::{BodyExt as _, Full};
     use pharos::load_report::Values;
 
     use super::*;
@@ -188,27 +170,12 @@ mod tests {
     fn a_response_gets_the_header_of_its_model() {
         let uri = Uri::from_static("/v2/models/m/versions/1/infer?x=/y");
         let requested = Requested::of(Route::Infer, &headers("json"), &uri).unwrap();
-        let mut response = Response::new(());
-        requested.add_to(&mut response, |model, version| {
+        let mut headers = HeaderMap::new();
+        requested.add_to(&mut headers, |model, version| {
             assert_eq!((model, version), ("m", "1"));
-            Some(report())
+            report()
         });
-        let value = response.headers().get(RESPONSE).unwrap().to_str().unwrap();
+        let value = headers.get(RESPONSE).unwrap().to_str().unwrap();
         assert!(value.starts_with("JSON {") && value.contains("\"rps_fractional\":1,"), "{value}");
-    }
-
-    #[tokio::test]
-    async fn the_trailer_follows_the_messages_or_the_status_in_the_headers() {
-        let body = Full::new(Bytes::from_static(b"data"));
-        let status = HeaderMap::from_iter([(HeaderName::from_static("grpc-status"), HeaderValue::from_static("0"))]);
-        let body = body.with_trailers(std::future::ready(Some(Ok(status.clone()))));
-        let collected = in_trailers(Response::new(body), report).into_body().collect().await.unwrap();
-        let trailers = collected.trailers().unwrap();
-        assert_eq!(trailers.len(), 2);
-        assert_eq!(trailers.get(IN_TRAILERS).unwrap(), "MQAAAAAAAPA/");
-        assert_eq!(collected.to_bytes(), "data");
-        let mut failed = Response::new(Full::<Bytes>::default());
-        *failed.headers_mut() = status;
-        assert_eq!(in_trailers(failed, report).headers().get(IN_TRAILERS).unwrap(), "MQAAAAAAAPA/");
     }
 }

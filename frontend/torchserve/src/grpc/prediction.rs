@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures_util::stream;
 use pharos::error::InferError;
-use pharos::id::{CorrelationId, TenantId, TraceId};
+use pharos::id::CorrelationId;
 use pharos::infer::InferRequest;
 use pharos::service::{Responses, Streamed};
 use pharos::timeline::{Instant, Timeline};
@@ -18,10 +18,11 @@ use crate::handler_call::{self, HandlerCall, check_size};
 use crate::registry::{InFlight, Version};
 use crate::rest::{EndedSequences, Shared, end_of, enter, first_of, loaded};
 use crate::{Refused, failure as prediction};
+use pharos_edge::SharedCall;
 use pharos_os::clock;
 
 /// A prediction in progress.
-pub(super) struct Call {
+pub(super) struct Prediction {
     shared: Arc<Shared>,
     model: String,
     asked_version: String,
@@ -54,16 +55,7 @@ impl Stage {
     }
 }
 
-/// What the headers of a call tell about the client of its requests.
-#[derive(Clone, Copy)]
-pub(super) struct Caller {
-    pub(super) tenant: TenantId,
-    pub(super) trace: Option<TraceId>,
-    /// When the client leaves at its deadline.
-    pub(super) deadline: Option<Instant>,
-}
-
-impl Call {
+impl Prediction {
     /// Starts a request. The engine gets it now or, while the first worker loads the model, when the response is first polled.
     ///
     /// # Errors
@@ -71,7 +63,8 @@ impl Call {
     pub(super) fn begin(
         shared: &Arc<Shared>,
         asked: PredictionsRequest,
-        (starts, caller): (bool, Caller),
+        starts: bool,
+        call: &SharedCall,
     ) -> Result<Self, Status> {
         let PredictionsRequest { model_name, model_version, input, sequence_id } = asked;
         if model_name.is_empty() {
@@ -85,26 +78,26 @@ impl Call {
         let received = clock::now();
         form::check_parts(input.len()).map_err(internal)?;
         let parts: Vec<Part> = input.into_iter().map(|(name, data)| Part::bare(name, data)).collect();
-        let mut call = HandlerCall::default();
+        let mut handler_call = HandlerCall::default();
         let sequence = version.deployment().sequence.is_some().then(|| {
             let made = || format!("ts-seq-{}", shared.ids.next());
             let id = sequence_id.clone().filter(|id| !id.is_empty()).unwrap_or_else(made);
             let [name, start, _] = &shared.settings.sequence_headers;
-            call.headers.insert(name.clone(), id.as_str().into());
+            handler_call.headers.insert(name.clone(), id.as_str().into());
             if starts {
-                call.headers.insert(start.clone(), "true".into());
+                handler_call.headers.insert(start.clone(), "true".into());
             }
             id
         });
         let id = shared.ids.next();
         let too_long = || Status::resource_exhausted("the parts of the request are too long for one element");
-        let request = handler_call::request((&model_name, &model_version, &id), &parts, call);
+        let request = handler_call::request((&model_name, &model_version, &id), &parts, handler_call);
         let mut request = request.ok_or_else(too_long)?;
         if let Some(id) = sequence {
             request.correlation_id = CorrelationId::String(id);
             request.sequence_start = starts;
         }
-        (request.tenant, request.trace, request.deadline) = (caller.tenant, caller.trace, caller.deadline);
+        call.lock().complete(&mut request, received);
         request.timeline.received = received;
         request.timeline.request_start = received;
         let (model, asked_version, shared) = (model_name, model_version, shared.clone());
@@ -152,11 +145,11 @@ impl Call {
 
     /// Streams all parts of the response; an error is the last item.
     pub(super) fn parts(self) -> impl Stream<Item = Result<PredictionResponse, Status>> + Send {
-        stream::unfold(Some(self), async |call| {
-            let mut call = call?;
-            let (part, last) = call.next().await?;
+        stream::unfold(Some(self), async |prediction| {
+            let mut prediction = prediction?;
+            let (part, last) = prediction.next().await?;
             let goes_on = !last && part.is_ok();
-            Some((part, goes_on.then_some(call)))
+            Some((part, goes_on.then_some(prediction)))
         })
     }
 

@@ -1,4 +1,4 @@
-//! The service of an HTTP listener: passes requests to a [`Handle`], with timeouts on their bodies, and logs them.
+//! The service of an HTTP listener: passes requests to a [`Handle`], with timeouts on their bodies.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -11,10 +11,10 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_TYPE, TRANSFER_ENCODING};
 use http::{HeaderMap, Request, StatusCode};
-use pharos::service::Protocol;
 
-use crate::body_timeout::{BodyLimits, BoxError, LimitedBody};
-use crate::request_log::Logged;
+use crate::call::Incoming;
+use crate::request_log::FIELDS;
+use pharos_listener::body_timeout::{BodyLimits, BoxError, LimitedBody};
 
 /// Answers the requests of an HTTP listener.
 pub trait Handle: Clone + Send + 'static {
@@ -28,7 +28,6 @@ pub trait Handle: Clone + Send + 'static {
 pub struct HttpService<H> {
     handler: H,
     body_timeout: Duration,
-    handler_logs: bool,
 }
 
 /// Returns whether a body is chunked.
@@ -53,13 +52,7 @@ fn unsupported_transfer_coding() -> Response {
 impl<H: Handle> HttpService<H> {
     /// `body_timeout` is the maximum time without data of a body; zero for no limit.
     pub fn new(handler: H, body_timeout: Duration) -> Self {
-        Self { handler, body_timeout, handler_logs: false }
-    }
-
-    /// Returns this service for a handler that logs its requests, in its format.
-    #[must_use]
-    pub fn with_logging_handler(self) -> Self {
-        Self { handler_logs: true, ..self }
+        Self { handler, body_timeout }
     }
 }
 
@@ -77,25 +70,15 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let log = || Logged::new(Protocol::Http, || format!("{} {}", request.method(), request.uri()));
         let Ok(chunked) = is_chunked(request.headers()) else {
             let response = unsupported_transfer_coding();
-            if let Some(logged) = log() {
-                logged.answered(response.status().as_u16());
+            if let Some(line) = Incoming::over_http(request, &FIELDS).line {
+                line.answered(response.status().as_u16());
             }
             return Box::pin(std::future::ready(Ok(response)));
         };
-        let logged = if self.handler_logs { None } else { log() };
         let limits = BodyLimits { idle_timeout: self.body_timeout, chunked };
         let request = request.map(|body| Body::new(LimitedBody::new(body, limits)));
-        let answer = self.handler.clone().handle(request);
-        match logged {
-            None => Box::pin(answer),
-            Some(logged) => Box::pin(async move {
-                let response = answer.await?;
-                logged.answered(response.status().as_u16());
-                Ok(response)
-            }),
-        }
+        Box::pin(self.handler.clone().handle(request))
     }
 }

@@ -7,12 +7,15 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
-use pharos::access::tokens::{Keyring, Refusal, Scope, Tokens};
+use pharos::access::tokens::{Keyring, Refusal as TokenRefusal, Scope, Tokens};
 use pharos::access::{Api, Restrictions};
 use pharos::error::Reason;
-use pharos::metrics::labels::Route;
+use pharos::service::{Protocol, Route};
+use pharos_listener::receiving::Budget;
+use pharos_listener::receiving::grpc::Limits;
 use regex::bytes::Regex;
 use routes::{Class, class};
+use tonic::{Code, Status};
 
 /// The flag of the tokens for inference.
 const INFERENCE: &str = "--inference-token-file";
@@ -91,7 +94,7 @@ impl Access {
     ///
     /// # Errors
     /// The reason for the refusal.
-    pub fn check(&self, api: Api, headers: &HeaderMap) -> Result<(), Refusal> {
+    pub fn check(&self, api: Api, headers: &HeaderMap) -> Result<(), TokenRefusal> {
         let Some(keyring) = &self.keyring else { return Ok(()) };
         let given = headers.get_all(AUTHORIZATION).iter().map(|value| value.as_bytes());
         keyring.read().unwrap_or_else(PoisonError::into_inner).check(api, given)
@@ -121,61 +124,82 @@ pub enum Denied {
     /// The route is unknown.
     Unknown,
     /// The request lacks a valid token.
-    Token(Refusal),
+    Token(TokenRefusal),
     /// The API is restricted; this header is missing or wrong.
     Restricted(String),
 }
 
-/// An edge's response to a request that is denied its route.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeniedAnswer {
-    /// The HTTP status or gRPC code.
-    pub code: u16,
-    /// The error text.
-    pub text: String,
-    /// The value of `WWW-Authenticate`; HTTP only.
-    pub challenge: Option<&'static str>,
-    /// The reason for the metrics.
-    pub reason: Reason,
-}
-
 impl Denied {
+    /// Returns the answer in a protocol.
+    pub fn refusal(&self, protocol: Protocol) -> Refusal {
+        match protocol {
+            Protocol::Http => self.over_http(),
+            Protocol::Grpc => self.over_grpc(),
+        }
+    }
+
     /// Returns the HTTP response; for tokens as in RFC 6750, 3.1.
-    pub fn over_http(&self) -> DeniedAnswer {
-        let answer = |code, text: String, reason| DeniedAnswer { code, text, challenge: None, reason };
+    fn over_http(&self) -> Refusal {
         match self {
-            Self::Unknown => answer(404, "Not Found".to_owned(), Reason::Unsupported),
+            Self::Unknown => Refusal::new(404, "Not Found", Reason::Unsupported),
             Self::Token(refusal) => {
-                let code = if *refusal == Refusal::Insufficient { 403 } else { 401 };
-                let answer = answer(code, refusal.text(), Reason::Unauthenticated);
-                DeniedAnswer { challenge: Some(refusal.challenge()), ..answer }
+                let code = if *refusal == TokenRefusal::Insufficient { 403 } else { 401 };
+                let challenge = Some(refusal.challenge());
+                Refusal { challenge, ..Refusal::new(code, refusal.text(), Reason::Unauthenticated) }
             }
             Self::Restricted(key) => {
                 let text = format!("This API is restricted, expecting header '{key}'");
-                answer(403, text, Reason::Restricted)
+                Refusal::new(403, text, Reason::Restricted)
             }
         }
     }
 
     /// Returns the gRPC response.
-    pub fn over_grpc(&self) -> DeniedAnswer {
+    fn over_grpc(&self) -> Refusal {
         const PERMISSION_DENIED: u16 = 7;
         const UNIMPLEMENTED: u16 = 12;
         const UNAVAILABLE: u16 = 14;
         const UNAUTHENTICATED: u16 = 16;
-        let answer = |code, text: String, reason| DeniedAnswer { code, text, challenge: None, reason };
         match self {
             // The same as for an unknown method.
-            Self::Unknown => answer(UNIMPLEMENTED, String::new(), Reason::Unsupported),
+            Self::Unknown => Refusal::new(UNIMPLEMENTED, "", Reason::Unsupported),
             Self::Token(refusal) => {
-                let code = if *refusal == Refusal::Insufficient { PERMISSION_DENIED } else { UNAUTHENTICATED };
-                answer(code, refusal.text(), Reason::Unauthenticated)
+                let is_insufficient = *refusal == TokenRefusal::Insufficient;
+                let code = if is_insufficient { PERMISSION_DENIED } else { UNAUTHENTICATED };
+                Refusal::new(code, refusal.text(), Reason::Unauthenticated)
             }
             Self::Restricted(key) => {
                 let text = format!("This protocol is restricted, expecting header '{key}'");
-                answer(UNAVAILABLE, text, Reason::Restricted)
+                Refusal::new(UNAVAILABLE, text, Reason::Restricted)
             }
         }
+    }
+}
+
+/// The answer to a request without access to its route. The edge renders it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The HTTP status or gRPC code.
+    pub code: u16,
+    /// The error text.
+    pub text: String,
+    /// The reason for the metrics.
+    pub reason: Reason,
+    /// The value of `WWW-Authenticate`; HTTP only.
+    pub challenge: Option<&'static str>,
+    /// The class of the error, in protocols whose errors have one.
+    pub kind: Option<&'static str>,
+}
+
+impl Refusal {
+    /// Returns a refusal with an error text.
+    pub fn new(code: u16, text: impl Into<String>, reason: Reason) -> Self {
+        Self { code, text: text.into(), reason, challenge: None, kind: None }
+    }
+
+    /// Returns the refusal as a status of gRPC.
+    pub fn into_status(self) -> Status {
+        Status::new(Code::from_i32(self.code.into()), self.text)
     }
 }
 
@@ -221,6 +245,15 @@ impl Guard<'_> {
         let given = |key: &str| headers.get(name(key)).map(|value| value.as_bytes());
         let denied = |key: &str| Denied::Restricted(format!("{}{key}", self.prefix));
         self.restricted.check(api, given).map_err(denied)
+    }
+}
+
+/// Returns the bounds of the messages of a call of `route`. Clients without a token must not use up the memory budget, so messages of
+/// calls that need no token are small, and not counted.
+pub fn bounds_of(route: Route, (budget, limits): (&Budget, Limits)) -> (Budget, Limits) {
+    match class(route) {
+        Class::Part(Api::Health) => (budget.without_limit(), Limits::small()),
+        _ => (budget.clone(), limits),
     }
 }
 

@@ -9,14 +9,27 @@ use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::is_late;
 use pharos::service::Protocol;
 use pharos::timeline::Instant;
+use pharos_os::clock;
 
 /// The name of the header.
 const HEADER: &str = "grpc-timeout";
 
-/// Returns the timeout that the client set; `None` if it is missing or malformed (gRPC over HTTP/2: up to eight digits and a
-/// unit).
-pub fn of(headers: &HeaderMap) -> Option<Duration> {
-    parse(headers.get(HEADER)?.to_str().ok()?)
+/// The deadline of a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadline {
+    /// The time from the reception of the call to its deadline.
+    pub limit: Duration,
+    /// From when on a client that leaves does so at its deadline.
+    pub leaves_at: Instant,
+}
+
+impl Deadline {
+    /// Returns the deadline of a call that has just been received; `None` if it is missing or malformed (gRPC over HTTP/2: up to
+    /// eight digits and a unit).
+    pub fn of(headers: &HeaderMap) -> Option<Self> {
+        let limit = parse(headers.get(HEADER)?.to_str().ok()?)?;
+        Some(Self { limit, leaves_at: leaves_at(clock::now(), limit) })
+    }
 }
 
 fn parse(text: &str) -> Option<Duration> {
@@ -42,17 +55,17 @@ const ARRIVAL: Duration = Duration::from_millis(10);
 /// Returns from when on a client that leaves does so at its deadline. By its own clock, the deadline is earlier by the time that the
 /// call took to arrive, which is taken as at most a tenth of a short limit, and because clients round the limit up: gRPC's C++ and
 /// Python clients by up to a hundredth (`timeout_encoding.cc`).
-pub fn at(received: Instant, limit: Duration) -> Instant {
+fn leaves_at(received: Instant, limit: Duration) -> Instant {
     received + limit.saturating_sub(ARRIVAL.min(limit / 10) + limit / 100)
 }
 
-/// Returns how a request counts that is dropped at `now`: its client has left, or its handler panics. `deadline` is the result of
-/// [`at`].
-pub fn abandoned(deadline: Option<Instant>, now: Instant) -> (ErrorCode, Reason) {
+/// Returns how a request counts that is dropped at `now`: its client has left, or its handler panics. `leaves_at` is that of its
+/// [`Deadline`].
+fn abandoned(leaves_at: Option<Instant>, now: Instant) -> (ErrorCode, Reason) {
     if thread::panicking() {
         return (ErrorCode::Internal, Reason::Internal);
     }
-    match is_late(deadline, now) {
+    match is_late(leaves_at, now) {
         true => (ErrorCode::DeadlineExceeded, Reason::Timeout),
         false => (ErrorCode::Cancelled, Reason::Cancelled),
     }
@@ -64,8 +77,8 @@ const CLIENT_CLOSED_REQUEST: u16 = 499;
 
 /// Returns the HTTP status or the gRPC code, and the reason, with which a request is counted and logged that is dropped at `now` without
 /// an answer, as [`abandoned`].
-pub fn abandoned_status(protocol: Protocol, deadline: Option<Instant>, now: Instant) -> (u16, Reason) {
-    let (error, reason) = abandoned(deadline, now);
+pub fn abandoned_status(protocol: Protocol, leaves_at: Option<Instant>, now: Instant) -> (u16, Reason) {
+    let (error, reason) = abandoned(leaves_at, now);
     match protocol {
         // The client gets this answer from `handler_panic`.
         Protocol::Http if error == ErrorCode::Internal => (500, reason),
@@ -102,7 +115,7 @@ mod tests {
     #[test]
     fn clients_leave_earlier_by_the_time_until_the_arrival() {
         for (limit_ms, expected_ms) in [(30_000, 29_690), (1_000, 980), (100, 89), (0, 0)] {
-            let left = at(Instant(0), Duration::from_millis(limit_ms));
+            let left = leaves_at(Instant(0), Duration::from_millis(limit_ms));
             assert_eq!(left, Instant(expected_ms * 1_000_000), "{limit_ms} ms");
         }
     }

@@ -12,12 +12,12 @@ use http::header::{HeaderName, HeaderValue, TE};
 use pharos::id::TraceId;
 use pharos::timeline::{CacheLookup, Timeline};
 
+use crate::headers::TRACEPARENT;
+
 /// The header, and over gRPC the metadata, with the times.
 pub const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 /// The header, or the metadata, with which a client requests them: `true`.
 const REQUEST_TIMING: HeaderName = HeaderName::from_static("request-timing");
-/// W3C Trace Context.
-const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// The answers that carry times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
