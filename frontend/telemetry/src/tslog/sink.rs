@@ -63,7 +63,6 @@ impl Folder {
     }
 }
 
-/// One of the log files.
 pub(super) struct LogFile {
     pub(super) file: File,
     folder: Arc<Folder>,
