@@ -141,7 +141,6 @@ fn is_service_variable(name: &str, value: &OsStr) -> bool {
         || name.ends_with("_PORT") && value.to_str().is_some_and(is_service_address)
 }
 
-/// Returns whether a value is an address of a Service.
 fn is_service_address(value: &str) -> bool {
     ["tcp://", "udp://", "sctp://"].iter().any(|scheme| value.starts_with(scheme))
 }

@@ -27,7 +27,6 @@ pub(super) fn positive_seconds(text: &str) -> Result<Duration, String> {
     seconds(text).ok().filter(|duration| !duration.is_zero()).ok_or_else(|| allowed.to_owned())
 }
 
-/// Parses a port.
 pub(super) fn port(text: &str) -> Result<u16, String> {
     text.parse().map_err(|_| "expected a number from 0 to 65535".to_owned())
 }

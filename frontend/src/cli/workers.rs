@@ -122,7 +122,6 @@ pub struct HostPolicies {
     pub policies: Vec<HostPolicy>,
 }
 
-/// Parses one `--host-policy`.
 fn host_policy(text: &str) -> Result<HostPolicy, String> {
     let form = "expected NAME,cpu-cores=LIST or NAME,numa-node=N, for example cpu,cpu-cores=0-3,8";
     let (name, setting) = text.split_once(',').filter(|(name, _)| !name.is_empty()).ok_or(form)?;

@@ -9,7 +9,6 @@ use pharos_telemetry::metrics::read;
 
 use crate::cli::MetricsCommand;
 
-/// Runs a command.
 pub(crate) fn run(command: &MetricsCommand) -> ExitCode {
     let answer = match command {
         MetricsCommand::Check { file } => read(Some(file)).map(|catalog| {

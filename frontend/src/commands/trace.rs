@@ -10,7 +10,6 @@ use pharos::trace::{chrome, summary};
 use super::metrics::write_out;
 use crate::cli::TraceCommand;
 
-/// Runs a command.
 pub(crate) fn run(command: &TraceCommand) -> ExitCode {
     match text(command) {
         Ok((text, output)) => match write(&text, output) {

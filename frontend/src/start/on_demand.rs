@@ -7,7 +7,6 @@ use pharos_telemetry::system::{self, Devices, Roots};
 use crate::cli;
 use crate::cli::Options;
 
-/// Returns the settings.
 pub(super) fn settings(options: &Options, devices: &Devices) -> loader::OnDemandSettings {
     let models = &options.models;
     let roots = Roots::new(&options.metrics.cgroup_root);

@@ -42,7 +42,6 @@ impl History {
         }
     }
 
-    /// Returns the latest scrape.
     pub(crate) fn latest(&self) -> Option<&Scrape> {
         self.scrapes.back()
     }

@@ -274,7 +274,6 @@ fn is_remote(url: &str) -> bool {
     lower.starts_with("http://") || lower.starts_with("https://")
 }
 
-/// Returns the path of a `file://` URL.
 fn file_url(url: &str) -> Option<PathBuf> {
     let scheme = url.get(.."file://".len()).filter(|scheme| scheme.eq_ignore_ascii_case("file://"))?;
     let rest = url.get(scheme.len()..).unwrap_or_default();

@@ -1,7 +1,7 @@
 //! The registered TorchServe models. Each has a default version and possibly others; versions are strings. In the engine each
 //! version is a separate model: the first version of NAME has the name NAME, others `NAME@VERSION`.
 //!
-//! The registry contains what TorchServe would report as registered, whether or not workers are running.
+//! The registry contains the models that TorchServe would report as registered, whether or not workers are running.
 
 mod describe;
 mod health;
@@ -87,9 +87,16 @@ impl Registry {
         repository: PathBuf,
         max_requested_workers: u64,
     ) -> Arc<Self> {
-        let changes = watch::Sender::new(0);
-        let (models, turn, exiting) = (RwLock::default(), Mutex::new(()), watch::Sender::new(false));
-        Arc::new(Self { service, settings, repository, max_requested_workers, models, turn, changes, exiting })
+        Arc::new(Self {
+            service,
+            settings,
+            repository,
+            max_requested_workers,
+            models: RwLock::default(),
+            turn: Mutex::new(()),
+            changes: watch::Sender::new(0),
+            exiting: watch::Sender::new(false),
+        })
     }
 
     /// Returns a receiver that is notified of every registration, scaling, unregistration and change of the default version.
@@ -99,12 +106,13 @@ impl Registry {
 
     /// Returns all registered versions, each with whether it is the default version of its model.
     pub fn deployments(&self) -> Vec<(Arc<Deployment>, bool)> {
-        let models = self.read();
-        let of_model = |model: &Model| {
-            let shown = |(text, version): (&String, &Arc<Version>)| (version.deployment(), *text == model.default);
-            model.versions.iter().map(shown).collect::<Vec<_>>()
-        };
-        models.values().flat_map(of_model).collect()
+        let mut deployments = Vec::new();
+        for model in self.read().values() {
+            for (text, version) in &model.versions {
+                deployments.push((version.deployment(), *text == model.default));
+            }
+        }
+        deployments
     }
 
     /// Registers an archive and starts its workers. With `wait`, waits for them, and unregisters the archive if they fail.
@@ -117,7 +125,8 @@ impl Registry {
         asked: RegistrationParameters,
         wait: bool,
     ) -> Result<ManagementOutcome, Refused> {
-        let (registry, url) = (self.clone(), url.to_owned());
+        let registry = self.clone();
+        let url = url.to_owned();
         run_to_completion(async move { registry.register_now(&url, asked, wait).await }).await
     }
 
@@ -128,8 +137,9 @@ impl Registry {
         wait: bool,
     ) -> Result<ManagementOutcome, Refused> {
         let version = self.add(url, asked).await?;
-        let (name, text, workers) = (&version.name, &version.text, version.deployment().min_workers);
-        let registered = format!("Model \"{name}\" Version: {text} registered with {workers} initial workers");
+        let workers = version.deployment().min_workers;
+        let registered =
+            format!("Model \"{}\" Version: {} registered with {workers} initial workers", version.name, version.text);
         if workers == 0 {
             return Ok(ManagementOutcome::ok(format!(
                 "{registered}. Use scale workers API to add workers for the model."
@@ -162,23 +172,24 @@ impl Registry {
 
     /// Opens an archive and registers it as a version of a model, without starting workers.
     async fn add(self: &Arc<Self>, url: &str, asked: RegistrationParameters) -> Result<Arc<Version>, Refused> {
-        // More than the engine allows is refused with the deployment.
+        // A number that exceeds the engine's limit is refused with the deployment.
         if let Some(workers) = asked.model.min_workers.filter(|workers| !asked.at_start && *workers <= MAX_INSTANCES) {
             self.check_workers("initial_workers", workers, 0)?;
         }
-        let (settings, place, wanted) = (self.settings.clone(), url.to_owned(), asked.clone());
+        let settings = self.settings.clone();
+        let place = url.to_owned();
+        let wanted = asked.clone();
         let exiting = self.exiting.subscribe();
         let service = self.service.clone();
-        let open = move || {
+        let opened = blocking::run(move || {
             if !wanted.at_start && !archive::is_in_store(&settings, &place) {
                 let name = wanted.model_name.as_deref().unwrap_or(&place);
                 service.check_registration(name, &place).map_err(|error| Refused::invalid_url(error.message))?;
             }
             super::open(&settings, &place, &wanted, &exiting)
-        };
-        let opened = blocking::run(open).await;
+        });
         let archive =
-            opened.unwrap_or_else(|error| Err(Refused::internal(format!("Failed to save model: {error}"))))?;
+            opened.await.unwrap_or_else(|error| Err(Refused::internal(format!("Failed to save model: {error}"))))?;
         let kept = archive.kept.clone();
         let added = self.enter(archive, asked).await;
         if added.is_err() {
@@ -219,8 +230,7 @@ impl Registry {
         if !taken(name) {
             return name.to_owned();
         }
-        let plain = |c: char| if c.is_control() || matches!(c, '/' | '\\') { '_' } else { c };
-        let wanted = format!("{name}@{version}").chars().map(plain).collect::<String>();
+        let wanted = format!("{name}@{version}").replace(|c: char| c.is_control() || matches!(c, '/' | '\\'), "_");
         let numbered = (2..).map(|number| format!("{wanted}#{number}"));
         std::iter::once(wanted.clone()).chain(numbered).find(|called| !taken(called)).unwrap_or(wanted)
     }
@@ -235,7 +245,9 @@ impl Registry {
         version: &str,
         scale: Scale,
     ) -> Result<ManagementOutcome, Refused> {
-        let (registry, name, version) = (self.clone(), name.to_owned(), version.to_owned());
+        let registry = self.clone();
+        let name = name.to_owned();
+        let version = version.to_owned();
         run_to_completion(async move { registry.scale_now(&name, &version, scale).await }).await
     }
 
@@ -276,7 +288,9 @@ impl Registry {
     /// # Errors
     /// The version does not exist, or is the default of several versions.
     pub async fn unregister(self: &Arc<Self>, name: &str, version: &str) -> Result<ManagementOutcome, Refused> {
-        let (registry, name, version) = (self.clone(), name.to_owned(), version.to_owned());
+        let registry = self.clone();
+        let name = name.to_owned();
+        let version = version.to_owned();
         run_to_completion(async move { registry.unregister_now(&name, &version).await }).await
     }
 
@@ -311,8 +325,8 @@ impl Registry {
         self.changed();
     }
 
-    /// Removes a version from the table. If it was the default of others, the first of them becomes the default. Returns false if the
-    /// version is not registered.
+    /// Removes a version from the table. If it was the default version, the first remaining version becomes the default. Returns false
+    /// if the version is not registered.
     fn take(&self, version: &Arc<Version>) -> bool {
         let mut models = self.write();
         let Some(model) = models.get_mut(&version.name) else { return false };
@@ -323,9 +337,10 @@ impl Registry {
         match model.versions.keys().next().cloned() {
             None => drop(models.remove(&version.name)),
             Some(other) if model.default == version.text => {
-                let (name, text) = (&version.name, &version.text);
                 tracing::warn!(
-                    "the default version {text} of model {name} was removed; the default version is now {other}"
+                    "the default version {} of model {} was removed; the default version is now {other}",
+                    version.text,
+                    version.name
                 );
                 model.default = other;
             }
@@ -334,12 +349,11 @@ impl Registry {
         true
     }
 
-    /// Whether a version uses this archive file.
+    /// Returns whether a version uses this archive file.
     fn uses(&self, path: &Path) -> bool {
-        let is = |deployment: &Deployment| {
+        self.deployments().iter().any(|(deployment, _)| {
             archive::local_path(&self.settings, &deployment.archive.mar_name()).as_deref() == Some(path)
-        };
-        self.deployments().iter().any(|(deployment, _)| is(deployment))
+        })
     }
 
     /// Makes a version the default for requests that name none.
@@ -394,9 +408,10 @@ impl Registry {
     /// Returns the model that was registered at server start, if there is exactly one.
     pub fn only_startup_model(&self) -> Option<String> {
         let models = self.read();
-        let at_start = |model: &Model| model.versions.values().any(|version| version.deployment().at_start);
-        let mut names = models.iter().filter(|(_, model)| at_start(model)).map(|(name, _)| name.clone());
-        names.next().filter(|_| names.next().is_none())
+        let mut at_start =
+            models.iter().filter(|(_, model)| model.versions.values().any(|version| version.deployment().at_start));
+        let (name, _) = at_start.next()?;
+        at_start.next().is_none().then(|| name.clone())
     }
 
     fn changed(&self) {

@@ -5,7 +5,6 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// A file of lines.
 pub(super) struct LineFile {
     file: File,
     /// Whether the file ends within a line.

@@ -164,7 +164,6 @@ impl<S: Subscriber> Layer<S> for Journal {
     }
 }
 
-/// One of the log files.
 struct LogFile {
     path: PathBuf,
     file: Option<LineFile>,

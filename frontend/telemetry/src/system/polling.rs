@@ -120,7 +120,7 @@ pub async fn find_gpus(library: Option<PathBuf>, minimum: super::Capability) -> 
     None
 }
 
-/// Returns the driver's answer; `None` if there is none within `most`. Logs the wait after `usual`.
+/// Returns the answer of the driver; `None` without an answer within `most`. Logs the wait after `usual`.
 async fn answer<T>(
     mut found: oneshot::Receiver<T>,
     usual: Duration,

@@ -8,7 +8,6 @@ use rustix::param::{clock_ticks_per_second, page_size};
 
 use super::{Worker, WorkerReading};
 
-/// Reads processes.
 pub(crate) struct Processes {
     proc: PathBuf,
     /// The boot time in seconds since 1970, if known.

@@ -64,7 +64,6 @@ impl Folder {
     }
 }
 
-/// One of the log files.
 pub(super) struct LogFile {
     pub(super) file: File,
     folder: Arc<Folder>,

@@ -173,17 +173,20 @@ async fn message(
 
 fn parts(prediction: Prediction, id: String) -> impl Stream<Item = Part> + Send {
     let sequence_id = prediction.sequence_id();
-    let answer = move |part: Result<PredictionResponse, Status>| {
-        Part::Answer(part.unwrap_or_else(|status| shown(&status, sequence_id.clone())))
-    };
-    prediction.parts().map(answer).chain(stream::once(std::future::ready(Part::Ended(id))))
+    let answers = prediction
+        .parts()
+        .map(move |part| Part::Answer(part.unwrap_or_else(|status| shown(&status, sequence_id.clone()))));
+    answers.chain(stream::once(std::future::ready(Part::Ended(id))))
 }
 
 /// Converts a status to a response: its message, without the exception class.
 fn shown(status: &Status, sequence_id: Option<String>) -> PredictionResponse {
-    let message = status.message();
-    let sentence = message.rsplit_once('\n').filter(|(_, class)| class.starts_with("org.pytorch.serve."));
-    let message = sentence.map_or(message, |(sentence, _)| sentence).to_owned();
-    let status = RpcStatus { code: status.code() as i32, message };
-    PredictionResponse { sequence_id, status: Some(status), ..PredictionResponse::default() }
+    let text = status.message();
+    let sentence = text.rsplit_once('\n').filter(|(_, class)| class.starts_with("org.pytorch.serve."));
+    let message = sentence.map_or(text, |(sentence, _)| sentence).to_owned();
+    PredictionResponse {
+        sequence_id,
+        status: Some(RpcStatus { code: status.code() as i32, message }),
+        ..PredictionResponse::default()
+    }
 }

@@ -88,11 +88,11 @@ struct JobQueueStatus {
 impl Registry {
     /// Lists models by name: at most `limit`, starting at `page`.
     pub fn list(&self, limit: i64, page: i64) -> Listing {
-        let limit = usize::try_from(limit).ok().filter(|limit| *limit <= 100).unwrap_or(100);
-        let page = usize::try_from(page).unwrap_or(0);
+        let most = usize::try_from(limit).ok().filter(|limit| *limit <= 100).unwrap_or(100);
+        let first = usize::try_from(page).unwrap_or(0);
         let models = self.read();
-        let end = page.saturating_add(limit);
-        let listed = models.iter().skip(page).take(limit).map(|(name, model)| Listed {
+        let end = first.saturating_add(most);
+        let listed = models.iter().skip(first).take(most).map(|(name, model)| Listed {
             model_name: name.clone(),
             model_url: model
                 .versions
@@ -140,19 +140,19 @@ impl Registry {
         }
     }
 
-    /// Returns the workers of a version or, while the engine has none, the configured ones.
+    /// Returns the workers of a version or, while the engine has none, the configured workers.
     fn shown_workers(&self, version: &Version, deployment: &Deployment) -> Vec<Worker> {
         let first = u32::from(self.settings.initial_worker_port);
-        let worker = |shown: WorkerStatus| {
-            let usage = |number| gpu_usage(number, self.service.gpu_usage(number).as_ref());
-            worker(&shown, first, shown.gpu.map(usage), version.asked_ms())
-        };
-        let mut workers: Vec<Worker> = self.service.workers(&version.engine_name).into_iter().map(worker).collect();
+        let mut workers = Vec::new();
+        for status in self.service.workers(&version.engine_name) {
+            let usage = status.gpu.map(|number| gpu_usage(number, self.service.gpu_usage(number).as_ref()));
+            workers.push(worker(&status, first, usage, version.asked_ms()));
+        }
         if workers.is_empty() {
             let on_gpu = deployment.device != Device::Cpu;
-            workers.extend(
-                (0..deployment.min_workers).map(|place| starting_worker(first + place, version.asked_ms(), on_gpu)),
-            );
+            for place in 0..deployment.min_workers {
+                workers.push(starting_worker(first + place, version.asked_ms(), on_gpu));
+            }
         }
         workers
     }
@@ -172,11 +172,13 @@ fn starting_worker(id: u32, asked_ms: u64, on_gpu: bool) -> Worker {
     }
 }
 
-/// Returns the entry of a worker. One that waits for a restart has the time at which the model was requested.
+/// Returns the entry of a worker. A worker that waits for a restart has the time at which the model was requested.
 fn worker(shown: &WorkerStatus, first: u32, gpu_usage: Option<String>, asked_ms: u64) -> Worker {
-    let started = shown.started.map(|seconds| (seconds * 1000.0) as i64);
-    let started = started.unwrap_or_else(|| i64::try_from(asked_ms).unwrap_or(0));
-    let started = Timestamp::from_millisecond(started).unwrap_or_default();
+    let started_ms = match shown.started {
+        Some(seconds) => (seconds * 1000.0) as i64,
+        None => i64::try_from(asked_ms).unwrap_or(0),
+    };
+    let started = Timestamp::from_millisecond(started_ms).unwrap_or_default();
     Worker {
         id: (first + shown.number).to_string(),
         // Always with milliseconds; the default format omits them if they are 0.

@@ -34,7 +34,7 @@ impl Registry {
             return wanted == 0 || !version.is_load_ended();
         }
         let retry_window = Duration::from_secs(deployment.max_retry_timeout.into());
-        // While the number of workers grows, those that have not started yet do not count as lost.
+        // While the number of workers grows, workers that have not started yet do not count as lost.
         let needed = if version.is_load_ended() { wanted } else { wanted.min(workers.len()) };
         healthy_workers(&workers, retry_window, clock::now()) >= needed
     }
@@ -42,10 +42,10 @@ impl Registry {
 
 /// Counts the workers that are healthy or within their retry window.
 fn healthy_workers(workers: &[WorkerHealth], retry_window: Duration, now: Instant) -> usize {
-    let counts = |(state, lost): &&WorkerHealth| {
+    let counted = workers.iter().filter(|(state, lost)| {
         *state != Some(InstanceState::Failed) && lost.is_none_or(|since| now - since < retry_window)
-    };
-    workers.iter().filter(counts).count()
+    });
+    counted.count()
 }
 
 #[cfg(test)]

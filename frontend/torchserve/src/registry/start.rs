@@ -23,18 +23,17 @@ impl Registry {
 
     async fn load_configured(self: &Arc<Self>) -> Result<(), String> {
         let mut defaults = Vec::new();
-        // What `models` says of versions that `load_models` names only by their archives.
-        let is_marked = |name: &str, version: &str| {
-            self.settings.snapshot.is_none()
-                && self.settings.model_properties(name, version).is_some_and(|said| said.default_version)
-        };
         for (url, asked, default) in self.at_start() {
             let named = asked.model_name.clone().unwrap_or_default();
             match self.add(&url, asked).await {
                 Ok(version) => {
                     version.keep_starting(self);
-                    let is_default = default || is_marked(&version.name, &version.text);
-                    defaults.extend(is_default.then(|| (version.name.clone(), version.text.clone())));
+                    // `models` marks default versions that `load_models` names only by their archives.
+                    let marked = self.settings.model_properties(&version.name, &version.text);
+                    let is_marked = self.settings.snapshot.is_none() && marked.is_some_and(|said| said.default_version);
+                    if default || is_marked {
+                        defaults.push((version.name.clone(), version.text.clone()));
+                    }
                 }
                 Err(refused) if self.settings.snapshot.is_some() => {
                     return Err(snapshot::refused(&named, &refused.message));
@@ -83,12 +82,14 @@ impl Registry {
                 return Vec::new();
             }
         };
-        let archive = |entry: std::fs::DirEntry| {
-            let name = entry.file_name().into_string().ok()?;
-            let usable = entry.path().is_dir() || ENDINGS.iter().any(|ending| name.ends_with(ending));
-            (usable && !name.starts_with('.')).then_some(name)
-        };
-        let mut names: Vec<String> = entries.flatten().filter_map(archive).collect();
+        let mut names = Vec::new();
+        for entry in entries.flatten() {
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            let is_archive = entry.path().is_dir() || ENDINGS.iter().any(|ending| name.ends_with(ending));
+            if is_archive && !name.starts_with('.') {
+                names.push(name);
+            }
+        }
         names.sort();
         names
     }

@@ -14,7 +14,7 @@ use pharos_os::{blocking, clock};
 /// The backoff before a model is loaded again, in seconds; the last one repeats.
 const PAUSES: [u64; 18] = [0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597];
 
-/// How long the end of a cancelled load is waited for before it is cancelled again.
+/// The wait for the end of a cancelled load before the load is cancelled again.
 const CANCELLED: Duration = Duration::from_millis(100);
 
 /// A registered version of a model.
@@ -30,7 +30,7 @@ pub struct Version {
     /// Whether the model was loaded, or loading was given up.
     load_ended: AtomicBool,
     progress: Progress,
-    /// When the workers were last requested to start, in milliseconds since 1970.
+    /// The time of the last request to start workers, in milliseconds since 1970.
     asked_ms: AtomicU64,
     // Locked while workers are started or stopped, so that changes are applied in order.
     turn: tokio::sync::Mutex<()>,
@@ -86,7 +86,7 @@ impl Version {
         (!deployment.use_job_ticket || idle).then_some(entered)
     }
 
-    /// Whether the first worker is still loading the model.
+    /// Returns whether the first worker is still loading the model.
     pub fn is_loading(&self) -> bool {
         self.progress.is_loading()
     }
@@ -110,7 +110,7 @@ impl Version {
         }
     }
 
-    /// Returns when the workers were last requested to start, in milliseconds since 1970.
+    /// Returns the time of the last request to start workers, in milliseconds since 1970.
     pub(super) fn asked_ms(&self) -> u64 {
         self.asked_ms.load(Ordering::Relaxed)
     }
@@ -138,7 +138,9 @@ impl Version {
 
     /// Like `start`, but in the background. Retries a failed load within the model's `maxRetryTimeoutInSec`.
     pub(super) fn keep_starting(self: &Arc<Self>, registry: &Arc<Registry>) {
-        let (generation, version, registry) = (self.begin_start(), self.clone(), registry.clone());
+        let generation = self.begin_start();
+        let version = self.clone();
+        let registry = registry.clone();
         tokio::spawn(async move {
             let began = clock::now();
             let retry_window = Duration::from_secs(version.deployment().max_retry_timeout.into());
@@ -146,7 +148,8 @@ impl Version {
             let pauses = PAUSES.into_iter().skip(1).chain(std::iter::repeat(last));
             for pause in pauses {
                 let Some(Err(reason)) = version.try_to_start(&registry, generation).await else { return };
-                let (name, text) = (&version.name, &version.text);
+                let name = &version.name;
+                let text = &version.text;
                 if clock::now() - began >= retry_window {
                     tracing::error!("giving up loading model {name} version {text}: {}", reason.trim());
                     version.load_ended.store(true, Ordering::Relaxed);
@@ -183,11 +186,11 @@ impl Version {
         if deployment.startup_timeout == 0 {
             return Some(Err("startup_timeout is 0 s; no worker can start".to_owned()));
         }
-        let (written, repository) = (deployment.clone(), registry.repository.clone());
-        let written = blocking::run(move || written.write(&repository)).await;
-        let written = written.map_err(|error| error.to_string()).and_then(|done| done.map_err(|e| e.to_string()));
-        if let Err(error) = written {
-            return Some(Err(format!("cannot write its configuration: {error}")));
+        let repository = registry.repository.clone();
+        match blocking::run(move || deployment.write(&repository)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return Some(Err(format!("cannot write its configuration: {error}"))),
+            Err(error) => return Some(Err(format!("cannot write its configuration: {error}"))),
         }
         let loaded = registry.service.load_model(&self.engine_name, Vec::new()).await;
         // A request for no workers has cancelled the load.
@@ -226,8 +229,8 @@ impl Version {
         }
     }
 
-    /// Waits for the turn. An unload cancels the load that has it: otherwise the wait could last until `startupTimeout`. `None` if
-    /// the turn is not wanted any more: the load that has it may be that of a newer request.
+    /// Waits for the turn. An unload cancels the load that has the turn: otherwise the wait could last until `startupTimeout`. Returns
+    /// `None` when `is_wanted` returns false: the load may then belong to a newer request.
     async fn turn_without_load(&self, registry: &Registry, is_wanted: impl Fn() -> bool) -> Option<MutexGuard<'_, ()>> {
         loop {
             if let Ok(turn) = self.turn.try_lock() {
@@ -257,7 +260,7 @@ impl Version {
         self.next_generation()
     }
 
-    /// Whether there has been no start or stop request after this one.
+    /// Returns whether no start or stop request came after this one.
     fn is_newest(&self, generation: u64) -> bool {
         self.generation.load(Ordering::Acquire) == generation
     }
@@ -266,7 +269,7 @@ impl Version {
         self.generation.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// Whether the model was loaded, or loading was given up.
+    /// Returns whether the model was loaded, or loading was given up.
     pub(super) fn is_load_ended(&self) -> bool {
         self.load_ended.load(Ordering::Relaxed)
     }

@@ -20,7 +20,8 @@ const MAX_JSON: u64 = 1 << 20;
 
 /// `GET /models`.
 pub(super) fn list(shared: &Shared, head: &RequestHead) -> Response {
-    let (limit, page) = (head.number("limit").unwrap_or(100), head.number("next_page_token").unwrap_or(0));
+    let limit = head.number("limit").unwrap_or(100);
+    let page = head.number("next_page_token").unwrap_or(0);
     answer::json(&shared.registry.list(limit, page))
 }
 
@@ -112,8 +113,8 @@ pub(super) async fn register(shared: &Shared, head: &RequestHead, body: Body) ->
     if !shared.settings.model_api {
         return Err(answer::wrong_method());
     }
-    let is_json = |media: &str| media.trim().eq_ignore_ascii_case("application/json");
-    let is_json = head.header("content-type").split(';').next().is_some_and(is_json);
+    let media = head.header("content-type").split(';').next().unwrap_or_default().trim();
+    let is_json = media.eq_ignore_ascii_case("application/json");
     let said = if is_json { from_json(shared, body).await? } else { Registration::of_query(head) };
     let wait = said.synchronous.unwrap_or(true);
     let (url, wanted) = said.into_parts()?;
@@ -138,10 +139,12 @@ async fn from_json(shared: &Shared, body: Body) -> Result<Registration, Refused>
 /// Deserializes an integer. As in TorchServe, it may be a string or have a fraction of zero.
 fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<i64>, D::Error> {
     let value = Value::deserialize(deserializer)?;
-    let whole = |number: f64| (number.fract() == 0.0 && number.abs() < 2f64.powi(53)).then_some(number as i64);
     let number = match &value {
         Value::Null => return Ok(None),
-        Value::Number(number) => number.as_i64().or_else(|| whole(number.as_f64()?)),
+        Value::Number(number) => number.as_i64().or_else(|| {
+            let fraction = number.as_f64()?;
+            (fraction.fract() == 0.0 && fraction.abs() < 2f64.powi(53)).then_some(fraction as i64)
+        }),
         Value::String(text) => text.trim().parse().ok(),
         _ => None,
     };
@@ -201,7 +204,8 @@ pub(super) fn ready(shared: &Shared, model: &str) -> Result<Response, Refused> {
 pub(super) async fn token(shared: &Shared, head: &RequestHead) -> Result<Response, Refused> {
     let Some(tokens) = &shared.guard.tokens else { return Err(answer::not_found()) };
     let kind = head.query("type").unwrap_or_default();
-    let (tokens, name) = (tokens.clone(), kind.to_string());
+    let tokens = tokens.clone();
+    let name = kind.clone();
     let renewed = blocking::run(move || tokens.renew(&name)).await;
     match renewed.unwrap_or_else(|error| Err(io::Error::other(error))) {
         Ok(Some(())) => Ok(Response::new(Body::from("\n"))),

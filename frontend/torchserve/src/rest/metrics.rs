@@ -12,9 +12,9 @@ use crate::{Refused, form};
 
 /// Renders the metrics selected by the query.
 pub(super) async fn metrics(shared: &Shared, head: &RequestHead) -> Result<Response, Refused> {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let pairs = form::pairs(head.uri.query().unwrap_or_default());
-    let names = Names::of_query(pairs.into_iter().map(|pair| (pair.name, text(&pair.data))));
+    let pairs = pairs.into_iter().map(|pair| (pair.name, String::from_utf8_lossy(&pair.data).into_owned()));
+    let names = Names::of_query(pairs);
     let accept = head.headers.get(ACCEPT).and_then(|value| value.to_str().ok());
     let encoding = match Encoding::negotiate(accept) {
         Encoding::Protobuf => Encoding::Protobuf,
@@ -24,7 +24,7 @@ pub(super) async fn metrics(shared: &Shared, head: &RequestHead) -> Result<Respo
     let service = shared.service.clone();
     let document = format!("{encoding:?} {names:?}");
     // On a blocking thread: rendering thousands of series takes milliseconds and would delay inference.
-    let render = move || {
+    let rendered = shared.renderings.get(document, move || {
         let cache = service.current_metrics();
         let mut body = match encoding {
             Encoding::Protobuf => exposition::encode(&cache, encoding, &names),
@@ -32,9 +32,10 @@ pub(super) async fn metrics(shared: &Shared, head: &RequestHead) -> Result<Respo
         };
         body.shrink_to_fit();
         Rendered { coding: None, body: body.into() }
+    });
+    let Ok(rendered) = rendered.await else {
+        return Err(Refused::internal("Cannot render the metrics; the log has the reason"));
     };
-    let rendered = shared.renderings.get(document, render).await;
-    let rendered = rendered.map_err(|_| Refused::internal("Cannot render the metrics; the log has the reason"))?;
     let mut response = Response::new(Body::from(rendered.body));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(encoding.content_type()));
     Ok(response)
