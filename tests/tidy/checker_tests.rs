@@ -139,7 +139,7 @@ fn texts_keep_the_rules() {
     refuses(engine, "#[cfg(not(test))]\nuse a::b;", "the text `cfg(not(test))`");
     accepts(engine, "#[cfg(test)]\nmod tests {\n    // TorchServe\n}");
     accepts("frontend/torchserve/src/lib.rs", "use torchserve;");
-    check_tree(&[("src/id.rs", "use std::fmt;")], &["src/id.rs:1: a Rust file begins with `//!`"]);
+    check_tree(&[("src/base/id.rs", "use std::fmt;")], &["src/base/id.rs:1: a Rust file begins with `//!`"]);
     refuses("docs/a.py", "# Nobody is there.", "the phrase \"nobody\": a negation hidden in a person");
     accepts("docs/a.py", "whoever_id = x is None");
     let private = concat!("/ho", "me/me/models");

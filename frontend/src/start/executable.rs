@@ -7,7 +7,7 @@ use std::sync::Arc;
 use clap::error::ErrorKind;
 
 use crate::cli::Options;
-use pharos_engine::launch::sandbox;
+use pharos_engine::launch;
 use pharos_os::worker_user::WorkerUser;
 use pharos_telemetry::system::{self, Devices, Roots};
 use pharos_torchserve as torchserve;
@@ -45,7 +45,7 @@ impl torchserve::Executable for Executable {
 
     fn pip_sandbox(&self, options: &Options, python: &Path) -> Option<torchserve::PipSandbox> {
         let workers = &options.workers;
-        let permissions = sandbox::of_installer(&workers.sandboxes(), workers.worker_user.as_deref(), python)?;
+        let permissions = launch::installer_permissions(&workers.sandboxes(), workers.worker_user.as_deref(), python)?;
         // Without the worker's executable, the server does not start.
         let worker = super::worker_binary(options).ok()?;
         Some(torchserve::PipSandbox { worker, permissions })

@@ -29,6 +29,7 @@ use backends::Found;
 use limits::{Limited, Parameters};
 use pharos::model::Provenance;
 use pharos::wire::fork_server::ONNX_RUNTIME;
+use pharos::wire::sandbox::Permissions;
 use pharos_os::worker_user::WorkerUser;
 use sandbox::Sandbox;
 
@@ -43,6 +44,12 @@ pub(crate) const ENVIRONMENT: &str = "EXECUTION_ENV_PATH";
 
 /// The placeholder for the model's directory in [`ENVIRONMENT`].
 const MODEL_DIRECTORY: &str = "$$TRITON_MODEL_DIRECTORY";
+
+/// Returns what a program may use that installs packages for a model whose code came by request, in addition to the directories that it
+/// reads and writes; `None` without sandboxes. `python` is the path of its interpreter, or a name on the PATH.
+pub fn installer_permissions(sandboxes: &Sandboxes, user: Option<&WorkerUser>, python: &Path) -> Option<Permissions> {
+    sandbox::of_installer(sandboxes, user, interpreter::resolve(python).as_deref())
+}
 
 /// The model to run.
 #[derive(Clone, Copy, Debug)]

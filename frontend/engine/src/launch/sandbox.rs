@@ -14,7 +14,7 @@ use pharos_os::directories;
 use pharos_os::worker_user::WorkerUser;
 
 use super::settings::{Program, Sandboxes};
-use super::{Model, Variables, interpreter};
+use super::{Model, Variables};
 
 /// The parts of the system that interpreters and libraries read: programs, libraries, and the settings of users, time zones,
 /// certificates and drivers, but no others of `/etc`.
@@ -160,7 +160,11 @@ const PIP_SETTINGS: [&str; 3] = [".config/pip", ".pip", ".local/lib"];
 /// Returns what a program may use that installs packages for a model whose code came by request, because packages run code while
 /// they are installed: the system, its Python interpreter, the settings of pip, and the network. The caller adds the directories that
 /// it reads and writes. `None` without sandboxes.
-pub fn of_installer(sandboxes: &Sandboxes, user: Option<&WorkerUser>, python: &Path) -> Option<Permissions> {
+pub(super) fn of_installer(
+    sandboxes: &Sandboxes,
+    user: Option<&WorkerUser>,
+    python: Option<&Path>,
+) -> Option<Permissions> {
     let Sandboxes { mode, read, write } = sandboxes;
     if *mode == SandboxMode::Off {
         return None;
@@ -169,7 +173,7 @@ pub fn of_installer(sandboxes: &Sandboxes, user: Option<&WorkerUser>, python: &P
     permissions.read.extend(SYSTEM.iter().map(PathBuf::from));
     permissions.read.extend(of_python_in_etc());
     permissions.read.extend(PIP_FILES.iter().map(PathBuf::from));
-    permissions.read.extend(interpreter::resolve(python).iter().flat_map(|python| of_interpreter(python)));
+    permissions.read.extend(python.into_iter().flat_map(of_interpreter));
     let home = home(user);
     permissions.read.extend(home.iter().flat_map(|home| PIP_SETTINGS.map(|name| home.join(name))));
     permissions.read.extend(read.iter().cloned());

@@ -22,6 +22,7 @@ use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
+use object_store::list::{PaginatedListOptions, PaginatedListStore};
 use object_store::path::Path as Key;
 use object_store::{Error, ObjectMeta, ObjectStore};
 use pharos::metrics::cache::Cache;
@@ -48,11 +49,16 @@ const MAX_OF_ALL: usize = 1_000_000;
 const MAX_LISTING: Duration = Duration::from_secs(120);
 const MAX_LISTING_OF_ALL: Duration = Duration::from_secs(600);
 
+/// A store whose keys can be listed page by page.
+pub(super) trait ModelStore: ObjectStore + PaginatedListStore {}
+
+impl<S: ObjectStore + PaginatedListStore> ModelStore for S {}
+
 /// A repository in an object store.
 pub(super) struct ObjectRepository {
     address: Address,
     prefix: Key,
-    store: Arc<dyn ObjectStore>,
+    store: Arc<dyn ModelStore>,
     copies: Arc<Copies>,
     runtime: Handle,
     requests: Semaphore,
@@ -123,14 +129,12 @@ impl ObjectRepository {
 
     /// Returns the folders whose names are valid model names.
     async fn names(&self) -> io::Result<Vec<String>> {
-        let listed = self.store.list_with_delimiter(Some(&self.prefix));
-        let listed = within(MAX_LISTING, listed).await?;
-        let folders = listed.map_err(|error| self.failed(&self.prefix, &error))?.common_prefixes;
-        let mut names: Vec<String> = folders.iter().filter_map(|folder| folder.filename()).map(str::to_owned).collect();
-        names.retain(|name| keys::is_model(name));
-        names.sort_unstable();
-        names.dedup();
-        Ok(names)
+        let listed = within(MAX_LISTING, list_models(&*self.store, &self.prefix)).await?;
+        let names = listed.map_err(|error| self.failed(&self.prefix, &error))?;
+        match names {
+            Some(names) => Ok(names.into_iter().collect()),
+            None => Err(too_many()),
+        }
     }
 
     /// Returns the objects of a model, sorted by key, and the directory tree that they form.
@@ -189,7 +193,7 @@ impl ObjectRepository {
             }
         }
         if number > MAX_OF_ALL {
-            return Err(io::Error::other(format!("there are more than {MAX_OF_ALL} objects")));
+            return Err(too_many());
         }
         Ok(models.into_iter().map(|(name, contents)| self.stamped(name, &contents)).collect())
     }
@@ -297,10 +301,80 @@ impl Object {
     }
 }
 
+/// Returns the folders below a prefix whose names are valid model names; `None` if there are more than [`MAX_OF_ALL`] folders and
+/// objects. Reads one page after the other: a store may name new folders without an end.
+async fn list_models(
+    store: &(impl PaginatedListStore + ?Sized),
+    prefix: &Key,
+) -> object_store::Result<Option<BTreeSet<String>>> {
+    let prefix = match prefix.as_ref() {
+        "" => None,
+        prefix => Some(format!("{prefix}/")),
+    };
+    let mut names = BTreeSet::new();
+    let mut number = 0;
+    let mut page_token = None;
+    loop {
+        let delimiter = Some("/".into());
+        let options = PaginatedListOptions { delimiter, page_token, ..PaginatedListOptions::default() };
+        let page = store.list_paginated(prefix.as_deref(), options).await?;
+        let folders = page.result.common_prefixes;
+        number += folders.len() + page.result.objects.len();
+        if number > MAX_OF_ALL {
+            return Ok(None);
+        }
+        let folders = folders.iter().filter_map(|folder| folder.filename());
+        names.extend(folders.filter(|name| keys::is_model(name)).map(str::to_owned));
+        page_token = page.page_token;
+        if page_token.is_none() {
+            return Ok(Some(names));
+        }
+    }
+}
+
+fn too_many() -> io::Error {
+    io::Error::other(format!("there are more than {MAX_OF_ALL} objects"))
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use object_store::list::PaginatedListResult;
+    use object_store::{Extensions, ListResult};
+
     use super::*;
+
+    /// Names new folders on each page; the last page is the one with this number.
+    #[derive(Debug)]
+    struct Folders {
+        last: Option<usize>,
+    }
+
+    #[async_trait::async_trait]
+    impl PaginatedListStore for Folders {
+        async fn list_paginated(
+            &self,
+            prefix: Option<&str>,
+            options: PaginatedListOptions,
+        ) -> object_store::Result<PaginatedListResult> {
+            assert_eq!((prefix, options.delimiter.as_deref()), (Some("a/b/"), Some("/")));
+            let page: usize = options.page_token.map_or(0, |token| token.parse().unwrap());
+            let folder = |number| Key::from(format!("a/b/page-{page}-folder-{number}"));
+            let common_prefixes = (0..1000).map(folder).collect();
+            let result = ListResult { common_prefixes, objects: Vec::new(), extensions: Extensions::default() };
+            let page_token = (self.last != Some(page)).then(|| (page + 1).to_string());
+            Ok(PaginatedListResult { result, page_token })
+        }
+    }
+
+    #[tokio::test]
+    async fn folders_are_listed_page_by_page_up_to_a_limit() {
+        let prefix = Key::from("a/b");
+        let names = list_models(&Folders { last: Some(2) }, &prefix).await.unwrap().unwrap();
+        assert_eq!(names.len(), 3000);
+        assert!(names.contains("page-2-folder-999"));
+        assert_eq!(list_models(&Folders { last: None }, &prefix).await.unwrap(), None);
+    }
 
     #[tokio::test]
     async fn a_listing_that_never_ends_is_an_error() {

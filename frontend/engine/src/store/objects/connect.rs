@@ -8,8 +8,9 @@ use std::time::Duration;
 use object_store::aws::AmazonS3Builder;
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
-use object_store::{BackoffConfig, ObjectStore, RetryConfig};
+use object_store::{BackoffConfig, RetryConfig};
 
+use super::ModelStore;
 use super::credentials::Credentials;
 use super::http_client::Http;
 use crate::store::address::{Address, Protocol};
@@ -19,7 +20,7 @@ use crate::store::address::{Address, Protocol};
 const RETRIES: usize = 3;
 const RETRY_TIMEOUT: Duration = Duration::from_secs(3600);
 
-type Connected = Result<Arc<dyn ObjectStore>, String>;
+type Connected = Result<Arc<dyn ModelStore>, String>;
 
 /// Opens a store whose keys can be listed and read.
 ///
