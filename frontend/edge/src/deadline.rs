@@ -76,7 +76,7 @@ fn abandoned(leaves_at: Option<Instant>, now: Instant) -> (ErrorCode, Reason) {
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
 /// Returns the HTTP status or the gRPC code, and the reason, with which a request is counted and logged that is dropped at `now` without
-/// an answer, as [`abandoned`].
+/// an answer, as `abandoned`.
 pub fn abandoned_status(protocol: Protocol, leaves_at: Option<Instant>, now: Instant) -> (u16, Reason) {
     let (error, reason) = abandoned(leaves_at, now);
     match protocol {
