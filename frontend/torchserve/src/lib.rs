@@ -39,7 +39,7 @@ pub use listen::{ServerAccess, Start, check_addresses, named_addresses, serve};
 pub use model_parameters::ModelParameters;
 pub use options::Executable;
 pub use policy::{BACKEND, Policy, metric_naming};
-pub use refused::Refused;
+pub use refused::{Exception, Refused};
 pub use registration::RegistrationParameters;
 pub use registry::{Registry, Uncounted};
 pub use rest::{BODY_TIMEOUT, Page, V2Gate};

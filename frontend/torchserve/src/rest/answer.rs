@@ -11,10 +11,10 @@ use pharos::error::Reason;
 use serde::Serialize;
 
 use super::RequestHead;
-use crate::Refused;
 use crate::guard::{Denied, NO_MODEL_API, OPEN_SETTINGS};
 use crate::registry::ManagementOutcome;
 use crate::settings::Cors;
+use crate::{Exception, Refused};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -59,9 +59,9 @@ pub(super) fn health(healthy: bool) -> Response {
 
 /// Returns an error response.
 pub(super) fn refusal(refused: &Refused) -> Response {
-    let Refused { status, kind, message, .. } = refused;
+    let Refused { status, exception, message, .. } = refused;
     let code = StatusCode::from_u16(*status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    with_status(code, &ErrorBody { code: code.as_u16(), kind, message })
+    with_status(code, &ErrorBody { code: code.as_u16(), kind: exception.name(), message })
 }
 
 /// Returns an error in the format of the v2 protocol, which the server's restrictions use on every port.
@@ -92,19 +92,19 @@ pub(super) fn denied(denied: Denied) -> (Response, Reason) {
 /// The error for unknown paths.
 pub(super) fn not_found() -> Refused {
     let message = "Requested resource is not found, please refer to API document.".to_owned();
-    Refused::new(404, "ResourceNotFoundException", message)
+    Refused::new(404, Exception::ResourceNotFound, message)
 }
 
 /// The error for a known path with an unsupported method, or one that the configuration disables.
 pub(super) fn wrong_method() -> Refused {
     let message = "Requested method is not allowed, please refer to API document.".to_owned();
-    Refused::new(405, "MethodNotAllowedException", message)
+    Refused::new(405, Exception::MethodNotAllowed, message)
 }
 
 /// The error for workflows, which are not supported.
 pub(super) fn no_workflow(name: &str) -> Refused {
     let message = format!("Workflow not found: {name}");
-    Refused::new(404, "WorkflowNotFoundException", message)
+    Refused::new(404, Exception::WorkflowNotFound, message)
 }
 
 /// Adds the headers that all responses have.
