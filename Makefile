@@ -4,7 +4,7 @@
 #   make test     sets up what the tests need under target/, then runs all of them, Rust and real clients
 #                 (tests that need Debian's prometheus, chromium or redis-server are skipped with a note without it)
 .DEFAULT_GOAL := help
-.PHONY: help serve speech text cluster sklearn xgboost pytorch example-backends build test test-rust test-clients test-under-load smoke soak lint bench bench-peers bench-many-models bench-growth fuzz simulate mutants tools python-worker wheel release kserve-sdk gpu-pack
+.PHONY: help serve speech text cluster sklearn xgboost pytorch example-backends test-workers build test test-rust test-clients test-under-load smoke soak lint bench bench-peers bench-many-models bench-growth fuzz simulate mutants tools python-worker wheel release kserve-sdk gpu-pack
 
 CARGO ?= cargo
 PYTHON ?= python3
@@ -61,14 +61,15 @@ cluster: build
 	$(TARGET)/venv-$@/bin/python -m pip install --quiet --disable-pip-version-check -r examples/cluster/requirements.txt
 	$(TARGET)/venv-$@/bin/python examples/cluster/cluster.py --server $(TARGET)/release/pharos $(CLUSTER_FLAGS)
 
-# Built together with the other packages: alone, its dependencies would have other features and be compiled again.
-.PHONY: $(TARGET)/release/pharos-worker-scale
-$(TARGET)/release/pharos-worker-scale: tools
-	$(CARGO) build $(PROFILE) --locked -p pharos -p pharos-frontend -p pharos-worker -p pharos-worker-scale
+# The example backend in Rust and the backend of the tests. Built together with the other packages: alone, their dependencies would
+# have other features and be compiled again.
+test-workers: tools
+	$(CARGO) build $(PROFILE) --locked -p pharos -p pharos-frontend -p pharos-worker -p pharos-worker-scale -p pharos-test-backends
 
 # Builds the example backends into the folder where the server searches for them, beside its executable.
 BACKENDS := $(TARGET)/release/backends
-example-backends: $(TARGET)/release/pharos-worker-scale
+example-backends: tools
+	$(CARGO) build $(PROFILE) --locked -p pharos -p pharos-frontend -p pharos-worker -p pharos-worker-scale
 	mkdir -p $(BACKENDS)/normalize $(BACKENDS)/scale
 	cc -std=c11 -O2 -Wall -shared -fPIC -I worker/include -o $(BACKENDS)/normalize/libpharos_normalize.so examples/backend_c/normalize.c -lm
 	ln -sf ../../pharos-worker-scale $(BACKENDS)/scale/pharos-worker-scale
@@ -129,7 +130,7 @@ $(VENV)/ready: tests/requirements.txt
 	  echo "the clients of tests/requirements.txt cannot be installed: is the Python package index reachable?"; exit 1; }
 	touch $@
 
-test-clients: build $(TARGET)/release/pharos-worker-scale python-worker $(VENV)/ready
+test-clients: test-workers python-worker $(VENV)/ready
 	@command -v curl >/dev/null || { echo "curl is missing: install it (Debian: apt-get install curl)"; exit 1; }
 	PYTHONPATH=tests/python $(VENV)/bin/python -m harness.prometheus
 	PYTHONPATH=tests/python $(VENV)/bin/python -m harness.guest_kernel
@@ -137,21 +138,21 @@ test-clients: build $(TARGET)/release/pharos-worker-scale python-worker $(VENV)/
 	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python tests/python/run.py -q -rs --durations=50 tests/python
 
 # A choice of the client tests that touches every area, in under a minute, after the build.
-smoke: build python-worker $(VENV)/ready
+smoke: test-workers python-worker $(VENV)/ready
 	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python tests/python/run.py -q -rs -m smoke tests/python
 
 # All client tests in eight processes, also on a machine with two cores, LOAD_RUNS times: see docs/src/internals/tests.md. A failed
 # test is not repeated.
 LOAD_RUNS ?= 1
 LOAD_PROCESSES ?= 8
-test-under-load: build $(TARGET)/release/pharos-worker-scale python-worker $(VENV)/ready
+test-under-load: test-workers python-worker $(VENV)/ready
 	PHAROS_PEERS=none PHAROS_TEST_PROCESSES=$(LOAD_PROCESSES) PHAROS_BIN=$(abspath $(TARGET))/release/pharos \
 	  nice -n 5 $(VENV)/bin/python tests/python/run.py -q --runs=$(LOAD_RUNS) tests/python
 
 # Long runs of tests that normally take seconds: 400,000 samples per second from workers that are killed, a random load, and
 # a hundred reloads under load; and a random run with models on demand, which only this runs.
 SOAK_SECONDS ?= 60
-soak: build $(VENV)/ready
+soak: test-workers $(VENV)/ready
 	PHAROS_SOAK_S=$(SOAK_SECONDS) PHAROS_RELOADS=100 PHAROS_BIN=$(abspath $(TARGET))/release/pharos \
 	  $(VENV)/bin/python -m pytest -q -s -m soak --timeout=0 tests/python
 
@@ -188,7 +189,8 @@ bench-many-models: build python-worker $(VENV)/ready
 	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python tests/bench_many_models/run.py $(BENCH_FLAGS)
 
 # Measures how the cost grows with clients, models, instances and bytes; draws the curves to target/bench-growth. Needs 1,100 descriptors.
-bench-growth: build $(VENV)/ready
+bench-growth: test-workers $(VENV)/ready
+	mkdir -p $(BACKENDS)/test && ln -sf ../../pharos-worker-test $(BACKENDS)/test/
 	$(CARGO) build $(PROFILE) --locked -p e2e --bin bench
 	ulimit -n $$(ulimit -H -n); PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python tests/bench_growth/run.py \
 	  --bench $(TARGET)/release/bench --to $(TARGET)/bench-growth $(BENCH_FLAGS)

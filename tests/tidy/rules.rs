@@ -244,7 +244,7 @@ pub(crate) const BANS: &[Ban] = &[
         advice: "the backend interface is below the worker's runtime: declare what the runtime provides as a trait there",
     },
     Ban {
-        within: &["worker/python/", "examples/backend_rust/"],
+        within: &["worker/python/", "examples/backend_rust/", "tests/backends/"],
         except: &[],
         paths: &["pharos_backend::runtime"],
         advice: "backends use the public interface of pharos_backend; its module `runtime` is for pharos-worker",
@@ -359,6 +359,7 @@ pub(crate) const PACKAGES: &[Package] = &[
     package("worker/Cargo.toml", &["pharos", "pharos-backend"], NETWORK),
     package("worker/python/Cargo.toml", &["pharos", "pharos-backend", "pharos-worker"], NETWORK),
     package("tests/service_double/Cargo.toml", &["pharos"], NETWORK),
+    package("tests/backends/Cargo.toml", &["pharos", "pharos-backend", "pharos-worker"], NETWORK),
     // Drives servers like a client; its benchmarks of single paths are tests.
     package("tests/Cargo.toml", &[], &[]),
 ];
