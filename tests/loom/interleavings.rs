@@ -1,6 +1,6 @@
 //! Explores the interleavings of the two sides of a ring of frames, and of the threads that add to and take a held sum, with `loom`
-//! (https://docs.rs/loom), which also lets loads return old values as far as the memory orderings permit. The code is that of the
-//! server: `src/wire/ring.rs` and `src/metrics/held_sum.rs` are compiled with doubles of the shared memory and of the atomics.
+//! (https://docs.rs/loom), which also lets loads return old values as far as the memory orderings permit. It compiles
+//! the code of the server, `src/wire/ring.rs` and `src/metrics/held_sum.rs`, with doubles of the shared memory and of the atomics.
 //!
 //! A model ends with an error if a side sleeps for ever, if bytes differ, if a byte is read while it is written, or if an increment is
 //! lost or taken twice.

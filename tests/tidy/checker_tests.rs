@@ -96,7 +96,8 @@ fn siblings_do_not_use_each_other() {
         // Through an import of the parent, and from below.
         ("use super::Again;", ""),
     ] {
-        let (one, other) = (format!("//!\n{one}"), format!("//!\n{other}"));
+        let one = format!("//!\n{one}");
+        let other = format!("//!\n{other}");
         let files = [parent, ("src/model/a.rs", &one), ("src/model/b.rs", &other), below];
         let found = violations(&tree(&files));
         assert_eq!(found.len(), 2, "{one} {other}: {found:#?}");

@@ -250,7 +250,7 @@ impl Guard<'_> {
 
 /// Returns the bounds of the messages of a call of `route`. Clients without a token must not use up the memory budget, so messages of
 /// calls that need no token are small, and not counted.
-pub fn bounds_of(route: Route, (budget, limits): (&Budget, Limits)) -> (Budget, Limits) {
+pub fn bounds_of(route: Route, budget: &Budget, limits: Limits) -> (Budget, Limits) {
     match class(route) {
         Class::Part(Api::Health) => (budget.without_limit(), Limits::small()),
         _ => (budget.clone(), limits),

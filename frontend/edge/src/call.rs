@@ -293,8 +293,8 @@ impl Call {
         self.finish(response, Some(Reason::Unsupported))
     }
 
-    /// Like [`Call::finish`], but a streamed response ends the request when its body has been sent, also with the reason of an error
-    /// of the body. `method` is that of the request.
+    /// Like [`Call::finish`], but a streamed response ends the request when its body has been sent. If the body fails, its error is the
+    /// reason. `method` is the method of the request.
     pub fn finish_at_end(mut self, mut response: Response, reason: Option<Reason>, method: &Method) -> Response {
         if !is_streamed(&response, method) {
             return self.finish(response, reason);

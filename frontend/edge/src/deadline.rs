@@ -59,8 +59,8 @@ fn leaves_at(received: Instant, limit: Duration) -> Instant {
     received + limit.saturating_sub(ARRIVAL.min(limit / 10) + limit / 100)
 }
 
-/// Returns how a request counts that is dropped at `now`: its client has left, or its handler panics. `leaves_at` is that of its
-/// [`Deadline`].
+/// Returns the error and the reason with which a request counts that is dropped at `now`, because its client has left or its handler
+/// panics. `leaves_at` is the field of the request's [`Deadline`].
 fn abandoned(leaves_at: Option<Instant>, now: Instant) -> (ErrorCode, Reason) {
     if thread::panicking() {
         return (ErrorCode::Internal, Reason::Internal);
@@ -75,8 +75,8 @@ fn abandoned(leaves_at: Option<Instant>, now: Instant) -> (ErrorCode, Reason) {
 /// nginx's "client closed request".
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
-/// Returns the HTTP status or the gRPC code, and the reason, with which a request is counted and logged that is dropped at `now` without
-/// an answer, as `abandoned`.
+/// Returns the HTTP status or the gRPC code, and the reason, with which a request without an answer that is dropped at `now` is counted
+/// and logged. `leaves_at` is the field of the request's [`Deadline`].
 pub fn abandoned_status(protocol: Protocol, leaves_at: Option<Instant>, now: Instant) -> (u16, Reason) {
     let (error, reason) = abandoned(leaves_at, now);
     match protocol {

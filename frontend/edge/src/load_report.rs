@@ -37,7 +37,7 @@ impl Requested {
         Some(Self { format, uri: uri.clone() })
     }
 
-    /// Adds the report to the headers of a response. `report` returns that of a model and version.
+    /// Adds the report to the headers of a response. `report` returns the load report of a model and version.
     pub fn add_to(&self, headers: &mut HeaderMap, report: impl FnOnce(&str, &str) -> Arc<LoadReport>) {
         let path = percent_decode_str(self.uri.path()).decode_utf8_lossy();
         let (model, version) = model_of(&path);

@@ -58,7 +58,7 @@ where
     Box::new(move |state, call, routed| Box::pin(answer(state, call, routed)))
 }
 
-/// The handlers of a path, by method. That of GET also answers HEAD.
+/// The handlers of a path, by method. The handler of GET also answers HEAD.
 pub struct Methods<T> {
     get: Option<Handler<T>>,
     post: Option<Handler<T>>,
@@ -334,7 +334,8 @@ mod tests {
         let request = if manager { request.header("manager", "") } else { request };
         let service = EchoService::default();
         let response = answer(&service, request.body(Body::empty()).expect("a request")).await;
-        let (status, allow) = (response.status().as_u16(), response.headers().contains_key("allow"));
+        let status = response.status().as_u16();
+        let allow = response.headers().contains_key("allow");
         let body = axum::body::to_bytes(response.into_body(), 100).await.expect("a body");
         assert_eq!((status, String::from_utf8_lossy(&body).as_ref()), expected, "{method} {path}");
         assert_eq!(allow, status == 405, "{method} {path}");

@@ -205,7 +205,7 @@ where
         let route = of_grpc(request.uri().path());
         let is_stream = matches!(route, Route::StreamInfer | Route::Reflection);
         let timeout = MessageTimeout { idle: self.body_timeout, is_stream };
-        let (budget, limits) = bounds_of(route, (&self.budget, self.limits));
+        let (budget, limits) = bounds_of(route, &self.budget, self.limits);
         let request = received(request, (&budget, limits), timeout);
         if !request.uri().path().starts_with("/inference.GRPCInferenceService/") {
             let others = self.others.clone().call(request.map(Body::new));

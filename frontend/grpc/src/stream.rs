@@ -157,7 +157,7 @@ impl Reading {
                     };
                     match begun {
                         Ok(begun) if begun.responses.is_decoupled() => {
-                            tokio::spawn(begun.forward(call, self.producer.clone(), (self.window.clone(), place)));
+                            tokio::spawn(begun.forward(call, self.producer.clone(), self.window.clone(), place));
                         }
                         Ok(begun) => {
                             let answer = begun.only(call.traced().cloned(), self.window.clone());
@@ -256,19 +256,24 @@ impl Begun {
     }
 
     /// Forwards the responses of a decoupled model until the last one, or until the answers are no longer read.
-    async fn forward(mut self, mut call: Call, to: mpsc::Sender<Answer>, (window, _place): (Window, OpenRequest)) {
-        let (mut failed, mut bytes, mut largest) = (None, 0, 0);
+    /// `_place` counts the request as open for as long.
+    async fn forward(mut self, mut call: Call, to: mpsc::Sender<Answer>, window: Window, _place: OpenRequest) {
+        let mut failed = None;
+        let mut bytes = 0;
+        let mut largest = 0;
         loop {
             let next = tokio::select! {
                 next = self.responses.next_response() => next,
                 () = to.closed() => return,
             };
             let Some(streamed) = next else { break };
-            let (last, silent) = (streamed.last, streamed.empty && !self.wants_empty);
+            let last = streamed.last;
+            let silent = streamed.empty && !self.wants_empty;
             let answer = message(&self.request, streamed);
             failed = failed.or(answer.failed);
             // At most `UNREAD_RESPONSES` responses may wait to be read.
-            (bytes, largest) = (bytes + answer.bytes(), answer.bytes().max(largest));
+            bytes += answer.bytes();
+            largest = largest.max(answer.bytes());
             window.record_size(bytes.min(largest.saturating_mul(UNREAD_RESPONSES.into())));
             if last {
                 // Count before the last response is sent, as for other requests.

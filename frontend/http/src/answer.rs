@@ -22,7 +22,7 @@ pub(super) type Answer = Result<Response, Failure>;
 pub(super) enum Failure {
     /// An error, which becomes `{"error":"text"}` with its status.
     Error(InferError),
-    /// An answer with another form or status than that of the error, and the reason under which it is counted.
+    /// A whole response, whose form or status differs from the usual ones of an error, and the reason under which it is counted.
     Refused(Box<Response>, Reason),
     /// The path, method or resource does not exist.
     Unknown(Box<Response>),

@@ -7,7 +7,7 @@ use crate::unit::{TimeUnit, shifted};
 const DURATIONS: [f64; 17] =
     [0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0];
 
-/// Upper bounds of a histogram in seconds or in an unknown unit: those of Prometheus' Java client.
+/// Upper bounds of a histogram in seconds or in an unknown unit: the default bounds of Prometheus' Java client.
 pub(super) const SECOND_BUCKETS: [f64; 14] =
     [0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0];
 

@@ -168,7 +168,7 @@ impl tower::Service<Request<RequestBody>> for Port {
         let call = SharedCall::new(call);
         let mut request = incoming.request;
         request.extensions_mut().insert(call.clone());
-        let (budget, limits) = bounds_of(route, (&shared.budget, limits(&shared.settings)));
+        let (budget, limits) = bounds_of(route, &shared.budget, limits(&shared.settings));
         let request = bounded(request, (&budget, limits), message_timeout(&path, BODY_TIMEOUT));
         let answer: Answering = match &mut self.services {
             Services::Inference(own, _) => own.call(request),

@@ -66,8 +66,8 @@ fn error(status: u16, kind: &str, message: &str) -> Response {
     with_status(code, &ErrorBody { code: code.as_u16(), kind, message })
 }
 
-/// Returns the response to a denied request: in TorchServe's form, or in that of the v2 protocol, which the server's restrictions
-/// use on every port.
+/// Returns the response to a denied request: in TorchServe's form, or in the form of the v2 protocol, which the server's
+/// restrictions use on every port.
 pub(crate) fn denied(refusal: Refusal) -> Response {
     let Refusal { code, text, challenge, kind, .. } = refusal;
     if let Some(kind) = kind {
