@@ -9,21 +9,16 @@ mod plan;
 mod uses;
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use crate::error::{ErrorCode, InferError, Reason};
 use crate::model::VersionPolicy;
 
 pub use attempts::{Attempts, Pauses};
 pub use load::{Kind as LoadParameter, LoadScope, Override};
-pub use on_demand::{LOAD_PARAMETER, MIN_LOADED_PARAMETER, ON_DEMAND, ON_DEMAND_VALUE};
+pub use on_demand::{LOAD_PARAMETER, MIN_LOADED_PARAMETER, ON_DEMAND_VALUE};
 pub use plan::{Change, Stamp, VersionFingerprint, changes};
 pub use uses::Uses;
-
-/// The reason of a version that was unloaded by a request.
-pub const UNLOADED: &str = "unloaded";
-
-/// The reason of a model that is in several repositories.
-pub const DUPLICATE: &str = "model appears in two or more repositories";
 
 /// Returns the versions to run, ascending, given the versions in the model's directory.
 pub fn select(policy: &VersionPolicy, present: &[u64]) -> Vec<u64> {
@@ -104,22 +99,67 @@ impl State {
     }
 }
 
-/// The state of a version and its reason, if any.
+/// The reason of the state of a version or of a whole model. [`StateReason::as_str`] is its text in the repository index.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum StateReason {
+    /// The state needs no reason.
+    #[default]
+    None,
+    /// A request unloaded the version.
+    Unloaded,
+    /// The first request to the version loads it.
+    OnDemand,
+    /// Several repositories have the model.
+    Duplicate,
+    /// Several repositories had the model when it was to be loaded; the text names them.
+    Ambiguous(String),
+    /// Another reason, usually of a failed load.
+    Other(String),
+}
+
+impl StateReason {
+    /// Returns the text in the repository index; empty for [`StateReason::None`].
+    pub fn as_str(&self) -> &str {
+        match self {
+            Self::None => "",
+            Self::Unloaded => "unloaded",
+            Self::OnDemand => "loaded on demand",
+            Self::Duplicate => DUPLICATE,
+            Self::Ambiguous(text) | Self::Other(text) => text,
+        }
+    }
+
+    /// Returns whether there is a reason.
+    pub fn is_some(&self) -> bool {
+        *self != Self::None
+    }
+}
+
+impl fmt::Display for StateReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// The text for a model that is in several repositories.
+pub const DUPLICATE: &str = "model appears in two or more repositories";
+
+/// The state of a version and its reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VersionStatus {
     /// The state.
     pub state: State,
-    /// The reason, or empty. `unloaded` after an unload.
-    pub reason: String,
+    /// The reason.
+    pub reason: StateReason,
 }
 
 /// The state of one model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelStatus {
-    /// Its versions.
+    /// The versions, by number.
     pub versions: BTreeMap<u64, VersionStatus>,
-    /// Why the model as a whole could not be loaded (its configuration is invalid, it has no versions); empty if it could.
-    pub failure: String,
+    /// Why the model as a whole could not be loaded, for example because of an invalid configuration or a lack of versions.
+    pub failure: StateReason,
     /// Whether its latest load or reload failed, also if earlier versions continue to serve. An unload sets it back.
     pub load_failed: bool,
     /// Whether it was unloaded and no load has changed its versions since: those that could not be loaded keep their reason, but do
@@ -136,8 +176,8 @@ pub struct IndexEntry {
     pub version: Option<u64>,
     /// The state; `None` for a model that was never loaded.
     pub state: Option<State>,
-    /// The reason, or empty.
-    pub reason: String,
+    /// The reason of the state.
+    pub reason: StateReason,
 }
 
 /// The states of all models.
@@ -163,11 +203,11 @@ impl States {
     }
 
     /// Sets the state of a version.
-    pub fn set(&mut self, model: &str, version: u64, state: State, reason: impl Into<String>) {
+    pub fn set(&mut self, model: &str, version: u64, state: State, reason: StateReason) {
         let status = self.entry(model);
-        status.failure.clear();
+        status.failure = StateReason::None;
         status.unloaded = false;
-        status.versions.insert(version, VersionStatus { state, reason: reason.into() });
+        status.versions.insert(version, VersionStatus { state, reason });
     }
 
     /// Removes the versions that are not available, unless they were unloaded by a request or `keep` returns true. A version without
@@ -175,16 +215,16 @@ impl States {
     pub fn forget_unavailable(&mut self, model: &str, keep: impl Fn(u64) -> bool) {
         let Some(status) = self.models.get_mut(model) else { return };
         status.versions.retain(|version, status| {
-            status.state != State::Unavailable || status.reason == UNLOADED || keep(*version)
+            status.state != State::Unavailable || status.reason == StateReason::Unloaded || keep(*version)
         });
     }
 
     /// Records why the model as a whole cannot be loaded, in place of the reasons why its versions could not. Running versions
     /// continue to serve.
-    pub fn fail(&mut self, model: &str, reason: impl Into<String>) {
+    pub fn fail(&mut self, model: &str, reason: StateReason) {
         self.forget_unavailable(model, |_| false);
         let status = self.entry(model);
-        status.failure = reason.into();
+        status.failure = reason;
         status.load_failed = true;
         status.unloaded = false;
     }
@@ -205,7 +245,8 @@ impl States {
 
     /// Records that several repositories have the model, so that it cannot be loaded. The index shows this in place of versions.
     pub fn mark_duplicate(&mut self, model: &str) {
-        *self.entry(model) = ModelStatus { failure: DUPLICATE.to_owned(), load_failed: true, ..ModelStatus::default() };
+        *self.entry(model) =
+            ModelStatus { failure: StateReason::Duplicate, load_failed: true, ..ModelStatus::default() };
     }
 
     /// Begins to unload a model: ready versions become unloading, loading versions become unavailable, and a model without known
@@ -216,12 +257,14 @@ impl States {
             self.remove(model);
             return;
         }
-        status.failure.clear();
+        status.failure = StateReason::None;
         status.load_failed = false;
         for version in status.versions.values_mut() {
             match version.state {
-                State::Ready => *version = VersionStatus { state: State::Unloading, reason: String::new() },
-                State::Loading => *version = VersionStatus { state: State::Unavailable, reason: UNLOADED.to_owned() },
+                State::Ready => *version = VersionStatus { state: State::Unloading, reason: StateReason::None },
+                State::Loading => {
+                    *version = VersionStatus { state: State::Unavailable, reason: StateReason::Unloaded };
+                }
                 State::Unknown | State::Unavailable | State::Unloading => {}
             }
         }
@@ -229,10 +272,10 @@ impl States {
 
     /// Records that an unloading version has completed its requests, with the reason of its new state. Does nothing if the
     /// version is loading or ready again.
-    pub fn unloaded(&mut self, model: &str, version: u64, reason: &str) {
+    pub fn unloaded(&mut self, model: &str, version: u64, reason: StateReason) {
         let status = self.models.get_mut(model).and_then(|status| status.versions.get_mut(&version));
         if let Some(status) = status.filter(|status| status.state == State::Unloading) {
-            *status = VersionStatus { state: State::Unavailable, reason: reason.to_owned() };
+            *status = VersionStatus { state: State::Unavailable, reason };
         }
     }
 
@@ -268,10 +311,10 @@ impl States {
     pub fn all_ready(&self, optional: impl Fn(&str) -> bool) -> bool {
         let mut required = self.models.iter().filter(|(name, _)| !optional(name));
         required.all(|(_, model)| {
-            model.failure.is_empty()
+            !model.failure.is_some()
                 && model.versions.values().all(|status| match status.state {
                     State::Ready => true,
-                    State::Unavailable => model.unloaded || status.reason == UNLOADED,
+                    State::Unavailable => model.unloaded || status.reason == StateReason::Unloaded,
                     State::Unknown | State::Loading | State::Unloading => false,
                 })
         })
@@ -306,23 +349,24 @@ impl States {
     pub fn index(&self, ready: bool) -> Vec<IndexEntry> {
         let mut entries = Vec::new();
         for (name, model) in &self.models {
-            let entry = |version, state, reason: &str| IndexEntry {
-                name: name.clone(),
-                version,
-                state,
-                reason: reason.to_owned(),
-            };
-            entries.extend(
-                model
-                    .versions
-                    .iter()
-                    .filter(|(_, status)| !ready || status.state == State::Ready)
-                    .map(|(&version, status)| entry(Some(version), Some(status.state), &status.reason)),
-            );
+            for (version, status) in &model.versions {
+                if !ready || status.state == State::Ready {
+                    entries.push(IndexEntry {
+                        name: name.clone(),
+                        version: Some(*version),
+                        state: Some(status.state),
+                        reason: status.reason.clone(),
+                    });
+                }
+            }
             // Triton lists a model that several repositories have in both forms of the index.
-            if model.versions.is_empty() && (!ready || model.failure == DUPLICATE) {
-                let state = (!model.failure.is_empty()).then_some(State::Unavailable);
-                entries.push(entry(None, state, &model.failure));
+            if model.versions.is_empty() && (!ready || model.failure == StateReason::Duplicate) {
+                entries.push(IndexEntry {
+                    name: name.clone(),
+                    version: None,
+                    state: model.failure.is_some().then_some(State::Unavailable),
+                    reason: model.failure.clone(),
+                });
             }
         }
         entries
@@ -404,13 +448,17 @@ mod tests {
         );
     }
 
+    fn other(text: &str) -> StateReason {
+        StateReason::Other(text.to_owned())
+    }
+
     fn states() -> States {
         let mut states = States::new();
-        states.set("simple", 1, State::Ready, "");
-        states.set("simple", 2, State::Ready, "");
-        states.set("simple", 3, State::Loading, "");
-        states.set("gone", 1, State::Unavailable, "unloaded");
-        states.fail("broken", "config.pbtxt:1:1: expected a field name, found '}'");
+        states.set("simple", 1, State::Ready, StateReason::None);
+        states.set("simple", 2, State::Ready, StateReason::None);
+        states.set("simple", 3, State::Loading, StateReason::None);
+        states.set("gone", 1, State::Unavailable, StateReason::Unloaded);
+        states.fail("broken", other("config.pbtxt:1:1: expected a field name, found '}'"));
         states.add("never");
         states
     }
@@ -484,16 +532,16 @@ mod tests {
     #[test]
     fn failures_end_with_an_unload() {
         let mut states = States::new();
-        states.set("broken", 1, State::Unavailable, "a bad file");
-        states.set("broken", 2, State::Unavailable, ON_DEMAND);
+        states.set("broken", 1, State::Unavailable, other("a bad file"));
+        states.set("broken", 2, State::Unavailable, StateReason::OnDemand);
         states.load_ended("broken", false);
         assert!(!states.all_ready(|_| false));
         states.mark_unloaded("broken");
         states.withdraw("broken");
         let reason = |version| states.model("broken").unwrap().versions[&version].reason.clone();
-        assert_eq!([reason(1), reason(2)], ["a bad file", ON_DEMAND]);
+        assert_eq!([reason(1), reason(2)], [other("a bad file"), StateReason::OnDemand]);
         assert!(states.all_ready(|_| false) && !states.model("broken").unwrap().load_failed);
-        states.set("broken", 1, State::Unavailable, "still bad");
+        states.set("broken", 1, State::Unavailable, other("still bad"));
         assert!(!states.all_ready(|_| false));
         states.mark_unloaded("unknown");
         assert!(states.model("unknown").is_none());
@@ -502,19 +550,19 @@ mod tests {
     #[test]
     fn withdrawn_versions_complete_their_requests() {
         let mut states = states();
-        states.set("simple", 4, State::Unavailable, "broken");
+        states.set("simple", 4, State::Unavailable, other("broken"));
         states.withdraw("simple");
         states.withdraw("never");
         states.withdraw("unknown");
         let of = |states: &States, version| states.model("simple").unwrap().versions[&version].clone();
         let now = |states: &States| [1, 2, 3, 4].map(|version| of(states, version).state);
         assert_eq!(now(&states), [State::Unloading, State::Unloading, State::Unavailable, State::Unavailable]);
-        assert_eq!((of(&states, 3).reason.as_str(), of(&states, 4).reason.as_str()), (UNLOADED, "broken"));
+        assert_eq!((of(&states, 3).reason, of(&states, 4).reason), (StateReason::Unloaded, other("broken")));
         assert!(states.model("never").is_none());
-        states.set("simple", 2, State::Ready, "");
-        (1..=4).for_each(|version| states.unloaded("simple", version, UNLOADED));
+        states.set("simple", 2, State::Ready, StateReason::None);
+        (1..=4).for_each(|version| states.unloaded("simple", version, StateReason::Unloaded));
         assert_eq!(now(&states), [State::Unavailable, State::Ready, State::Unavailable, State::Unavailable]);
-        assert_eq!(of(&states, 1).reason, UNLOADED);
+        assert_eq!(of(&states, 1).reason, StateReason::Unloaded);
         states.withdraw("simple");
         (1..=4).for_each(|version| states.forget_unloading("simple", version));
         let left: Vec<u64> = states.model("simple").unwrap().versions.keys().copied().collect();
@@ -544,11 +592,11 @@ mod tests {
         assert!(!states.all_ready(|_| false));
         states.remove("broken");
         assert!(!states.all_ready(|_| false), "version 3 is still loading");
-        states.set("simple", 3, State::Ready, "");
+        states.set("simple", 3, State::Ready, StateReason::None);
         assert!(states.all_ready(|_| false));
-        states.fail("simple", "lost");
+        states.fail("simple", other("lost"));
         assert!(!states.all_ready(|_| false));
-        states.set("simple", 3, State::Ready, "");
+        states.set("simple", 3, State::Ready, StateReason::None);
         assert!(states.all_ready(|_| false), "a version that becomes ready clears the failure");
     }
 }

@@ -1,6 +1,12 @@
 //! Errors of requests: one closed list of codes. One table, [`ErrorCode::http_status`] and [`ErrorCode::grpc_code`], maps a code
 //! to HTTP and gRPC, so that the protocols cannot diverge.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The text of [`Cause::Exiting`].
+pub const EXITING_TEXT: &str = "Server exiting";
+
 /// The closed list of error codes: the eight of Triton's core, and one for deadlines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorCode {
@@ -110,6 +116,20 @@ named_enum! {
     pub fn as_str;
 }
 
+/// The cause of an error, where edges answer errors of the same code and reason differently.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Cause {
+    /// The code and the reason are all that an edge needs.
+    #[default]
+    Other,
+    /// The server exits.
+    Exiting,
+    /// Versions of a model could not be loaded, each for its reason.
+    FailedVersions(Arc<BTreeMap<u64, String>>),
+    /// A client set a log format that does not exist.
+    UnknownLogFormat,
+}
+
 /// An error of one request. The code decides the status, the reason labels the metric, and the client receives the message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
@@ -120,12 +140,16 @@ pub struct InferError {
     pub reason: Reason,
     /// The text for the client: what was wrong, with which value, and what is allowed.
     pub message: String,
+    /// The cause, for edges that distinguish more than codes and reasons.
+    pub cause: Cause,
+    /// The length of the prefix of the message that [`InferError::with_request_id`] has added.
+    prefix: usize,
 }
 
 impl InferError {
     /// Creates an error with a code and a reason.
     pub fn new(code: ErrorCode, reason: Reason, message: impl Into<String>) -> Self {
-        Self { code, reason, message: message.into() }
+        Self { code, reason, message: message.into(), cause: Cause::Other, prefix: 0 }
     }
 
     /// Creates an error for a request that can be parsed but is not valid (`InvalidArg`, `INVALID`).
@@ -143,6 +167,11 @@ impl InferError {
         Self::new(ErrorCode::Unavailable, Reason::NotReady, message)
     }
 
+    /// Creates the error of requests, loads and unloads that the exit of the server refuses or ends (`Unavailable`, `NOT_READY`).
+    pub fn exiting() -> Self {
+        Self::not_ready(EXITING_TEXT).with_cause(Cause::Exiting)
+    }
+
     /// Creates an error for an operation that the server does not offer (`Unsupported`, `UNSUPPORTED`).
     pub fn unsupported(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::Unsupported, Reason::Unsupported, message)
@@ -158,10 +187,29 @@ impl InferError {
         Self::new(ErrorCode::Cancelled, Reason::Cancelled, "")
     }
 
+    /// Sets the cause.
+    #[must_use]
+    pub fn with_cause(self, cause: Cause) -> Self {
+        Self { cause, ..self }
+    }
+
+    /// Replaces the message.
+    #[must_use]
+    pub fn with_message(self, message: String) -> Self {
+        Self { message, prefix: 0, ..self }
+    }
+
     /// Adds Triton's prefix for errors of a parsed request: `[request id: ID] `.
-    pub fn with_request_id(mut self, id: &str) -> Self {
+    pub fn with_request_id(self, id: &str) -> Self {
         let id = if id.is_empty() { "<id_unknown>" } else { id };
-        self.message = format!("[request id: {id}] {}", self.message);
-        self
+        let mut message = format!("[request id: {id}] ");
+        let prefix = message.len();
+        message.push_str(&self.message);
+        Self { message, prefix, ..self }
+    }
+
+    /// Returns the message without the prefix that [`InferError::with_request_id`] has added last.
+    pub fn message_without_id(&self) -> &str {
+        self.message.get(self.prefix..).unwrap_or(&self.message)
     }
 }

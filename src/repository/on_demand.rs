@@ -1,8 +1,5 @@
 //! Models that are loaded on demand: how they are configured.
 
-/// The reason of a version that is loaded with the first request to its model.
-pub const ON_DEMAND: &str = "loaded on demand";
-
 /// The name of the model parameter that chooses when a model is loaded.
 pub const LOAD_PARAMETER: &str = "load";
 

@@ -164,7 +164,7 @@ impl RejectReason {
                     "sequence {sequence} of model '{model}' was ended: one of its waiting requests was cancelled; start it \
                      again with the START flag"
                 );
-                InferError { message: text, ..InferError::cancelled() }
+                InferError::cancelled().with_message(text)
             }
             Self::RequestLost => {
                 let text = format!(

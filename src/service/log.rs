@@ -1,6 +1,6 @@
 //! Log settings as clients see and change them.
 
-use crate::error::InferError;
+use crate::error::{Cause, InferError};
 
 /// The target of log lines about single requests. They are logged independently of the other settings.
 pub const REQUEST_LOG_TARGET: &str = "access";
@@ -61,17 +61,15 @@ pub struct LogUpdate {
     pub format: Option<LogFormat>,
 }
 
-/// The beginning of the error for an unknown format.
-pub const WRONG_LOG_FORMAT: &str = "invalid argument for --log_format";
-
 /// Parses the format that a client sets.
 ///
 /// # Errors
-/// INVALID_ARG with Triton's text.
+/// INVALID_ARG with Triton's text, and [`Cause::UnknownLogFormat`].
 pub fn log_format(name: &str) -> Result<LogFormat, InferError> {
     LogFormat::from_name(name).ok_or_else(|| {
         let allowed = LogFormat::ALL.map(LogFormat::name).join(", ");
-        InferError::invalid(format!("{WRONG_LOG_FORMAT}, got: {name}; allowed are {allowed}"))
+        let text = format!("invalid argument for --log_format, got: {name}; allowed are {allowed}");
+        InferError::invalid(text).with_cause(Cause::UnknownLogFormat)
     })
 }
 

@@ -19,14 +19,13 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-pub use self::log::{
-    LogFormat, LogSettings, LogUpdate, REQUEST_LOG_TARGET, WRONG_LOG_FORMAT, log_format, unchangeable_log_setting,
-};
+pub use self::log::{LogFormat, LogSettings, LogUpdate, REQUEST_LOG_TARGET, log_format, unchangeable_log_setting};
 pub use self::management::{GpuUsage, Management, SharedManagement, WorkerHealth, WorkerStatus};
 pub use self::model_policy::ModelPolicy;
 pub use self::naming::{Naming, Resolved};
 pub use self::responses::{Responses, Streamed};
 pub use self::trace::{TraceSettings, unchangeable_trace_setting};
+pub use crate::error::EXITING_TEXT;
 use crate::error::{InferError, Reason};
 use crate::id::TenantId;
 use crate::infer::{InferRequest, InferResponse};
@@ -45,9 +44,6 @@ use crate::trace::settings::Update;
 
 /// The maximum number of unread responses of one request.
 pub const UNREAD_RESPONSES: u32 = crate::wire::CREDITS;
-
-/// The error text of requests that arrive while the server exits.
-pub const EXITING_TEXT: &str = "Server exiting";
 
 /// An endpoint that gives one response to an inference request: it refuses decoupled models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

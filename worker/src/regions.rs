@@ -288,7 +288,8 @@ impl Known {
             (RegionLocation::System { .. }, None) => {
                 let why = "the worker could not receive its file descriptor, possibly because too many files are open; a \
                            later request tries again";
-                Err(InferError { code: ErrorCode::Unavailable, ..self.failed(why) })
+                let failed = self.failed(why);
+                Err(InferError::new(ErrorCode::Unavailable, failed.reason, failed.message))
             }
             (RegionLocation::Cuda { device, handle }, _) => self.open_on_device(cuda, (*device, handle)),
         }

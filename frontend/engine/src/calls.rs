@@ -265,7 +265,7 @@ impl Shared {
 /// The error of a request that was refused before it reached the model; Triton's text.
 pub(crate) fn refused(model: &str, error: InferError) -> InferError {
     let text = format!("Model {model} - Error when running inference: {}", error.message);
-    InferError { message: text, ..error }
+    error.with_message(text)
 }
 
 /// The text of a model that is not ready; Triton's text.

@@ -33,7 +33,7 @@ pub use crate::serving::Unfinished;
 use load_report::LoadReports;
 use responses::Responses;
 
-use crate::loader::{self, Loader, exits};
+use crate::loader::{self, Loader};
 use crate::scheduler::Timer;
 use crate::serving::{Refusal, Serving};
 use crate::shared_memory::{self, SharedMemory};
@@ -57,12 +57,42 @@ pub struct Settings {
     pub trace: Tracing,
 }
 
-/// The phases of the server's life.
-const LOADING: u8 = 0;
-const SERVING: u8 = 1;
-/// Still serves, but reports itself as not ready so that load balancers stop sending requests.
-const LEAVING: u8 = 2;
-const EXITING: u8 = 3;
+/// A phase of the server's life; the phases follow each other in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+enum Phase {
+    /// Loads the models of the start.
+    Loading,
+    /// Answers requests.
+    Serving,
+    /// Answers requests, but reports itself as not ready so that load balancers stop sending requests.
+    Leaving,
+    /// Refuses requests.
+    Exiting,
+}
+
+/// The phase now.
+struct CurrentPhase(AtomicU8);
+
+impl CurrentPhase {
+    fn new() -> Self {
+        Self(AtomicU8::new(Phase::Loading as u8))
+    }
+
+    fn get(&self) -> Phase {
+        match self.0.load(Ordering::Relaxed) {
+            0 => Phase::Loading,
+            1 => Phase::Serving,
+            2 => Phase::Leaving,
+            _ => Phase::Exiting,
+        }
+    }
+
+    /// Enters a phase, unless a later one has begun.
+    fn advance(&self, phase: Phase) {
+        self.0.fetch_max(phase as u8, Ordering::Relaxed);
+    }
+}
 
 struct Inner {
     settings: Settings,
@@ -72,7 +102,7 @@ struct Inner {
     shared_memory: SharedMemory,
     latest: system::Latest,
     load_reports: LoadReports,
-    phase: AtomicU8,
+    phase: CurrentPhase,
     /// The tokens that name the tenants of requests.
     tokens: OnceLock<Arc<RwLock<Keyring>>>,
 }
@@ -112,11 +142,18 @@ impl Engine {
         let loader = Arc::new(loader.map_err(std::io::Error::other)?);
         let shared_memory = SharedMemory::new(settings.shared_memory.clone());
         let traces = Traces::start(&settings.trace, &cache)?;
-        let (latest, load_reports) = (system::Latest::default(), LoadReports::default());
-        let (phase, tokens) = (AtomicU8::new(LOADING), OnceLock::new());
-        let inner = Inner { settings, cache, loader, shared_memory, traces, latest, load_reports, phase, tokens };
-        let inner = Arc::new(inner);
-        Ok(Self { inner, naming: None, uploads: Uploads::default() })
+        let inner = Inner {
+            settings,
+            cache,
+            loader,
+            traces,
+            shared_memory,
+            latest: system::Latest::default(),
+            load_reports: LoadReports::default(),
+            phase: CurrentPhase::new(),
+            tokens: OnceLock::new(),
+        };
+        Ok(Self { inner: Arc::new(inner), naming: None, uploads: Uploads::default() })
     }
 
     /// Returns the server for clients whose loads may bring this.
@@ -130,7 +167,7 @@ impl Engine {
     /// A repository cannot be read.
     pub async fn load(&self) -> std::io::Result<Vec<(String, String)>> {
         let failures = self.inner.loader.load_at_start().await?;
-        let _ = self.inner.phase.compare_exchange(LOADING, SERVING, Ordering::Relaxed, Ordering::Relaxed);
+        self.inner.phase.advance(Phase::Serving);
         Ok(failures)
     }
 
@@ -195,12 +232,12 @@ impl Engine {
 
     /// Reports the server as not ready while it continues to answer requests.
     pub fn leave(&self) {
-        self.inner.phase.fetch_max(LEAVING, Ordering::Relaxed);
+        self.inner.phase.advance(Phase::Leaving);
     }
 
     /// Refuses new work from now on, except requests that continue a running sequence.
     pub fn refuse(&self) {
-        self.inner.phase.fetch_max(EXITING, Ordering::Relaxed);
+        self.inner.phase.advance(Phase::Exiting);
     }
 
     /// Refuses new work, lets accepted requests and running sequences finish for at most `limit`, and ends all workers. Returns
@@ -215,8 +252,8 @@ impl Engine {
         self.inner.loader.models().abort_drain();
     }
 
-    fn phase(&self) -> u8 {
-        self.inner.phase.load(Ordering::Relaxed)
+    fn phase(&self) -> Phase {
+        self.inner.phase.get()
     }
 
     /// Returns the model of a request if it accepts requests now.
@@ -226,7 +263,7 @@ impl Engine {
         }
         let serving = self.inner.loader.models().serving_for(request)?;
         if self.exiting() && !continues(request, &serving) {
-            return Err(Refusal::by(serving, exits()));
+            return Err(Refusal::by(serving, InferError::exiting()));
         }
         serving.accepting()
     }
@@ -322,9 +359,9 @@ impl Engine {
     /// Returns an error while models are being loaded and when the server exits.
     fn check_open(&self) -> Result<(), InferError> {
         match self.phase() {
-            SERVING | LEAVING => Ok(()),
-            LOADING => Err(InferError::not_ready("Server not ready")),
-            _ => Err(exits()),
+            Phase::Serving | Phase::Leaving => Ok(()),
+            Phase::Loading => Err(InferError::not_ready("Server not ready")),
+            Phase::Exiting => Err(InferError::exiting()),
         }
     }
 }

@@ -187,7 +187,7 @@ impl<V: Member> Unanswered<V> {
         record::ensemble_failed(self.version.series(), failed, now.ns_since(self.started));
         record::tenant_failed(self.version.series(), self.tenant, Reason::Internal);
         let message = in_ensemble(&self.version.config().name, &error.message);
-        InferError { message, ..error }
+        error.with_message(message)
     }
 }
 

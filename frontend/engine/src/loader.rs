@@ -30,7 +30,7 @@ use pharos::id::bare_name;
 use pharos::metrics::cache::Cache;
 use pharos::model::LoadLimits;
 use pharos::repository::memory_budget::{Memory, MemoryBytes};
-use pharos::repository::{IndexEntry, ON_DEMAND, State, UNLOADED};
+use pharos::repository::{IndexEntry, State, StateReason};
 use pharos::scheduler::rate_limiter::Limit;
 use pharos::service::ModelPolicy;
 use tokio::runtime::Handle;
@@ -47,7 +47,6 @@ use crate::serving::{ModelTable, Shared, Unfinished};
 use crate::store;
 use crate::store::{Stores, TemporaryDirectories};
 pub(crate) use client_configuration::brings_code;
-pub(crate) use control::exits;
 use control::{LoadRequest, Locks};
 use memory_budget::MemoryBudget;
 pub(crate) use on_demand::wait_limit;
@@ -377,7 +376,7 @@ impl Loader {
             let serving = versions.zip(entry.version).and_then(|(versions, version)| versions.get(&version));
             // A ready version keeps its state while its instances are restarted.
             if let Some(outage) = serving.and_then(|serving| self.models.outage(serving)) {
-                entry.reason = outage;
+                entry.reason = StateReason::Other(outage);
             }
         }
         if self.stores.namespaces() {
@@ -388,11 +387,14 @@ impl Loader {
 
     /// Returns every known model that is not ready, with the reason.
     fn failures(&self) -> Vec<(String, String)> {
-        // Excludes models that other models have loaded and unloaded.
-        let unloaded = |state, reason: &str| state == Some(State::Unloading) || [UNLOADED, ON_DEMAND].contains(&reason);
-        let unready = self.models.snapshot().states.index(false).into_iter();
-        let unready =
-            unready.filter(|entry| entry.state != Some(State::Ready) && !unloaded(entry.state, &entry.reason));
-        unready.map(|entry| (entry.name, entry.reason)).collect()
+        let mut failures = Vec::new();
+        for entry in self.models.snapshot().states.index(false) {
+            match (entry.state, &entry.reason) {
+                // Other models may have loaded and unloaded it.
+                (Some(State::Ready | State::Unloading), _) | (_, StateReason::Unloaded | StateReason::OnDemand) => {}
+                _ => failures.push((entry.name, entry.reason.to_string())),
+            }
+        }
+        failures
     }
 }

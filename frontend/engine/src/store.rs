@@ -204,10 +204,10 @@ impl Stores {
     ///
     /// # Errors
     /// No repository contains the model, or several do, or its files cannot be read.
-    pub(crate) fn local(&self, model: &str) -> Result<ModelFiles, String> {
+    pub(crate) fn local(&self, model: &str) -> Result<ModelFiles, LocalError> {
         if let Some((store, name)) = self.in_namespace(model) {
-            let local = store.local(name).map_err(|error| unreadable(&store.name(), &error).to_string())?;
-            return local.ok_or_else(|| why_not_in([store], name));
+            let local = store.local(name).map_err(|error| LocalError::unreadable(store, &error))?;
+            return local.ok_or_else(|| LocalError::NotFound(why_not_in([store], name)));
         }
         if self.namespaces {
             return Err(self.why_unresolved(model));
@@ -219,7 +219,7 @@ impl Stores {
         for candidates in [known, others] {
             let mut found: Option<(&dyn Store, ModelFiles)> = None;
             for store in candidates {
-                let local = store.local(model).map_err(|error| unreadable(&store.name(), &error).to_string())?;
+                let local = store.local(model).map_err(|error| LocalError::unreadable(store, &error))?;
                 let Some(local) = local else { continue };
                 if let Some((other, _)) = &found {
                     return Err(in_several([*other, store]));
@@ -233,8 +233,30 @@ impl Stores {
         Err(self.not_found(model))
     }
 
-    fn not_found(&self, model: &str) -> String {
-        why_not_in(self.stores(), model)
+    fn not_found(&self, model: &str) -> LocalError {
+        LocalError::NotFound(why_not_in(self.stores(), model))
+    }
+}
+
+/// Why the repositories have no files of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum LocalError {
+    /// No repository contains the model, or a repository cannot be read.
+    NotFound(String),
+    /// Several repositories contain the model.
+    Ambiguous(String),
+}
+
+impl LocalError {
+    /// Returns the text of the error.
+    pub(crate) fn into_text(self) -> String {
+        match self {
+            Self::NotFound(text) | Self::Ambiguous(text) => text,
+        }
+    }
+
+    fn unreadable(store: &dyn Store, error: &io::Error) -> Self {
+        Self::NotFound(unreadable(&store.name(), error).to_string())
     }
 }
 
@@ -251,9 +273,9 @@ fn why_not_in<'a>(stores: impl IntoIterator<Item = &'a dyn Store>, model: &str) 
     }
 }
 
-/// Returns the text for a model that is in several repositories.
-fn in_several<'a>(stores: impl IntoIterator<Item = &'a dyn Store>) -> String {
-    format!("{DUPLICATE}: {}", names(stores))
+/// Returns the error for a model that is in several repositories.
+fn in_several<'a>(stores: impl IntoIterator<Item = &'a dyn Store>) -> LocalError {
+    LocalError::Ambiguous(format!("{DUPLICATE}: {}", names(stores)))
 }
 
 /// Returns the names of repositories, for messages.

@@ -342,7 +342,7 @@ impl Instance {
         if now != self.reported {
             record::instance_state(&self.driver.series, self.reported, now);
             self.reported = now;
-            self.health.reported.store(now.map_or(0, |state| state as u8 + 1), Ordering::Relaxed);
+            self.health.reported.set(now);
             self.health.set_next(Next::of(state));
         }
     }

@@ -29,7 +29,7 @@ pub(super) async fn index(
         name: entry.name,
         version: entry.version.map_or_else(String::new, |version| version.to_string()),
         state: entry.state.map_or("", State::as_str).to_owned(),
-        reason: entry.reason,
+        reason: entry.reason.to_string(),
     });
     Ok(RepositoryIndexResponse { models: models.collect() })
 }

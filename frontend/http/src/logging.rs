@@ -2,8 +2,8 @@
 
 use axum::body::Body;
 use http::StatusCode;
-use pharos::error::InferError;
-use pharos::service::{LogSettings, LogUpdate, WRONG_LOG_FORMAT, log_format, unchangeable_log_setting};
+use pharos::error::{Cause, InferError};
+use pharos::service::{LogSettings, LogUpdate, log_format, unchangeable_log_setting};
 use serde_json::value::RawValue;
 
 use super::answer::Answer;
@@ -19,7 +19,7 @@ pub(super) async fn post(edge: Edge, routed: Routed) -> Answer {
     let update = read(&edge, routed.request.into_body()).await;
     match update {
         // Triton answers 503 to an invalid log format.
-        Err(error) if error.message.starts_with(WRONG_LOG_FORMAT) => {
+        Err(error) if error.cause == Cause::UnknownLogFormat => {
             let response = answer::error_text(StatusCode::SERVICE_UNAVAILABLE, &error.message);
             Err(answer::refused(response, error.reason))
         }

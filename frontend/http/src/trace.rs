@@ -90,7 +90,8 @@ fn names(value: &RawValue) -> Result<Vec<String>, InferError> {
 /// Appends the value and the allowed ones to Triton's text for a value of the wrong type.
 fn wrong_type(error: InferError, value: &RawValue, allowed: &str) -> InferError {
     let value: String = value.get().chars().take(100).collect();
-    InferError { message: format!("{}, got: {value}; allowed is {allowed}", error.message), ..error }
+    let message = format!("{}, got: {value}; allowed is {allowed}", error.message);
+    error.with_message(message)
 }
 
 fn shown(settings: TraceSettings) -> Response {

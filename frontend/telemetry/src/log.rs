@@ -65,9 +65,27 @@ struct Current {
     warning: AtomicBool,
     error: AtomicBool,
     verbose: AtomicU32,
-    format: AtomicU8,
+    format: CurrentFormat,
     /// The file; not set for standard error.
     path: OnceLock<String>,
+}
+
+/// The format of lines; at first the default.
+struct CurrentFormat(AtomicU8);
+
+impl CurrentFormat {
+    const fn new() -> Self {
+        Self(AtomicU8::new(Format::Default as u8))
+    }
+
+    fn get(&self) -> Format {
+        let number = self.0.load(Ordering::Relaxed);
+        Format::ALL.into_iter().find(|format| *format as u8 == number).unwrap_or_default()
+    }
+
+    fn set(&self, format: Format) {
+        self.0.store(format as u8, Ordering::Relaxed);
+    }
 }
 
 static CURRENT: Current = Current {
@@ -75,7 +93,7 @@ static CURRENT: Current = Current {
     warning: AtomicBool::new(true),
     error: AtomicBool::new(true),
     verbose: AtomicU32::new(0),
-    format: AtomicU8::new(0),
+    format: CurrentFormat::new(),
     path: OnceLock::new(),
 };
 
@@ -243,8 +261,7 @@ pub fn settings() -> Settings {
 }
 
 fn format() -> Format {
-    let format = CURRENT.format.load(Ordering::Relaxed);
-    Format::ALL.into_iter().find(|known| *known as u8 == format).unwrap_or_default()
+    CURRENT.format.get()
 }
 
 /// Changes the settings and returns the result.
@@ -258,7 +275,7 @@ pub fn update(update: Update) -> Settings {
         CURRENT.verbose.store(verbose, Ordering::Relaxed);
     }
     if let Some(format) = update.format {
-        CURRENT.format.store(format as u8, Ordering::Relaxed);
+        CURRENT.format.set(format);
     }
     // `tracing` caches the decision for each call site.
     tracing::callsite::rebuild_interest_cache();

@@ -2,7 +2,7 @@
 
 use pharos::error::{ErrorCode, InferError, Reason};
 
-use super::Refused;
+use super::{Exception, Refused};
 
 /// The prefix of a worker's error message that sets a status other than 503.
 const STATUS: &str = "HTTP ";
@@ -25,7 +25,7 @@ pub fn no_worker(model: &str, version: &str, more: &str) -> Refused {
          workers. If this is a sequence inference, please check if it is closed, or expired; or exceeds \
          maxSequenceJobQueueSize{more}"
     );
-    Refused::new(503, "ServiceUnavailableException", message)
+    Refused::new(503, Exception::ServiceUnavailable, message)
 }
 
 /// Returns the client's view of an engine error.
@@ -33,29 +33,30 @@ pub fn refused(error: &InferError, model: (&str, &str), end: impl FnOnce() -> En
     by_reason(error, model, end).because(error.reason)
 }
 
+/// The message is without the request's id, which clients find in a header.
 fn by_reason(error: &InferError, (model, version): (&str, &str), end: impl FnOnce() -> End) -> Refused {
-    let message = without_id(&error.message);
-    let kind = |status: u16, kind: &'static str| Refused::new(status, kind, message.to_owned());
+    let message = error.message_without_id();
+    let with = |status: u16, exception: Exception| Refused::new(status, exception, message.to_owned());
     match error.reason {
         Reason::QueueFull => no_worker(model, version, &format!(". Its queue is full: {message}")),
         Reason::NotReady => no_worker(model, version, &format!(". {message}")),
-        Reason::UnknownModel => kind(404, "ModelNotFoundException"),
+        Reason::UnknownModel => with(404, Exception::ModelNotFound),
         Reason::InstanceLost => worker_died(end()),
-        Reason::Timeout if error.code == ErrorCode::InvalidArg => kind(408, "RequestTimeoutException"),
+        Reason::Timeout if error.code == ErrorCode::InvalidArg => with(408, Exception::RequestTimeout),
         Reason::Timeout => {
             let text = format!("The request waited longer than clientTimeoutInMills allows: {message}");
-            Refused::new(408, "RequestTimeoutException", text)
+            Refused::new(408, Exception::RequestTimeout, text)
         }
-        Reason::TooLarge => kind(413, "BadRequestException"),
+        Reason::TooLarge => with(413, Exception::BadRequest),
         Reason::Malformed | Reason::Invalid | Reason::Unsupported | Reason::SharedMemory => {
-            kind(400, "BadRequestException")
+            with(400, Exception::BadRequest)
         }
-        Reason::Restricted | Reason::Unauthenticated => kind(400, "InvalidKeyException"),
+        Reason::Restricted | Reason::Unauthenticated => with(400, Exception::InvalidKey),
         Reason::Cancelled if message.is_empty() => Refused::internal("The request was cancelled"),
-        Reason::Cancelled | Reason::Internal => kind(500, "InternalServerException"),
+        Reason::Cancelled | Reason::Internal => with(500, Exception::InternalServer),
         Reason::Backend => {
             let (status, text) = with_status(message);
-            Refused::new(status, "InternalServerException", text.to_owned())
+            Refused::new(status, Exception::InternalServer, text.to_owned())
         }
     }
 }
@@ -63,7 +64,7 @@ fn by_reason(error: &InferError, (model, version): (&str, &str), end: impl FnOnc
 /// Returns the refusal of a request whose worker process ended.
 pub fn worker_died(end: End) -> Refused {
     let status = if end == End::Killed { 507 } else { 500 };
-    Refused::new(status, "InternalServerException", "Worker died.".to_owned())
+    Refused::new(status, Exception::InternalServer, "Worker died.".to_owned())
 }
 
 /// Splits a worker's message into the status that it sets and the rest. A status below 200 would not end the response.
@@ -73,12 +74,6 @@ fn with_status(message: &str) -> (u16, &str) {
     given.filter(|(status, _)| (200..=999).contains(status)).unwrap_or((503, message))
 }
 
-/// Strips the request id from a message; clients find the id in a header.
-fn without_id(message: &str) -> &str {
-    let rest = message.strip_prefix("[request id: ").and_then(|rest| rest.split_once("] "));
-    rest.map_or(message, |(_, rest)| rest)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -86,28 +81,27 @@ mod tests {
     #[test]
     fn errors_have_torchserve_codes() {
         let backend = |text: &str| InferError::new(ErrorCode::Internal, Reason::Backend, text);
-        let full =
-            InferError::new(ErrorCode::Unavailable, Reason::QueueFull, "[request id: 1] Exceeds maximum queue size");
+        let full = InferError::new(ErrorCode::Unavailable, Reason::QueueFull, "Exceeds maximum queue size");
         let lost = InferError::new(ErrorCode::Unavailable, Reason::InstanceLost, "x");
         for (error, status, kind, text) in [
-            (backend("Prediction failed"), 503, "InternalServerException", "Prediction failed"),
-            (backend("[request id: a-b] HTTP 418: my: text"), 418, "InternalServerException", "my: text"),
-            (backend("HTTP x: y"), 503, "InternalServerException", "HTTP x: y"),
-            (backend("HTTP 101: y"), 503, "InternalServerException", "HTTP 101: y"),
-            (backend("HTTP 42: y"), 503, "InternalServerException", "HTTP 42: y"),
-            (lost, 500, "InternalServerException", "Worker died."),
-            (InferError::invalid("bad"), 400, "BadRequestException", "bad"),
+            (backend("Prediction failed"), 503, Exception::InternalServer, "Prediction failed"),
+            (backend("HTTP 418: my: text").with_request_id("a-b"), 418, Exception::InternalServer, "my: text"),
+            (backend("HTTP x: y"), 503, Exception::InternalServer, "HTTP x: y"),
+            (backend("HTTP 101: y"), 503, Exception::InternalServer, "HTTP 101: y"),
+            (backend("HTTP 42: y"), 503, Exception::InternalServer, "HTTP 42: y"),
+            (lost, 500, Exception::InternalServer, "Worker died."),
+            (InferError::invalid("bad"), 400, Exception::BadRequest, "bad"),
             (
-                full,
+                full.with_request_id("1"),
                 503,
-                "ServiceUnavailableException",
+                Exception::ServiceUnavailable,
                 "Model \"m\" has no worker to serve inference request. Please use scale workers API to add workers. If \
                  this is a sequence inference, please check if it is closed, or expired; or exceeds \
                  maxSequenceJobQueueSize. Its queue is full: Exceeds maximum queue size",
             ),
         ] {
             let refused = refused(&error, ("m", ""), || End::Died);
-            assert_eq!((refused.status, refused.kind, &*refused.message), (status, kind, text));
+            assert_eq!((refused.status, refused.exception, &*refused.message), (status, kind, text));
         }
         assert_eq!(worker_died(End::Killed).status, 507);
         assert!(no_worker("m", "1.0", "").message.starts_with("Model \"m\" Version 1.0\" has no worker"));

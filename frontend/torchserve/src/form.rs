@@ -111,6 +111,7 @@ pub fn join(parts: &[Part]) -> Option<(Vec<u8>, Value)> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::Exception;
 
     fn part(name: &str, content_type: &str, data: &'static [u8]) -> Part {
         Part { name: name.into(), content_type: content_type.into(), data: data.into() }
@@ -150,7 +151,7 @@ mod tests {
             ("multipart/form-data; boundary=B", "--B\r\nContent-Disposition: form-data; name=\"x\"\r\n\r\n1"),
         ] {
             let refused = parts(content_type, Bytes::from_static(body.as_bytes())).await.unwrap_err();
-            assert_eq!((refused.status, refused.kind), (400, "BadRequestException"));
+            assert_eq!((refused.status, refused.exception), (400, Exception::BadRequest));
             assert!(refused.message.starts_with("The body is no multipart form: "), "{refused}");
         }
     }

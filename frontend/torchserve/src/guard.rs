@@ -86,8 +86,8 @@ impl Denied {
 
 impl From<Refused> for Refusal {
     fn from(refused: Refused) -> Self {
-        let Refused { status, kind, message, reason } = refused;
-        Self { kind: Some(kind), ..Self::new(status, message, reason) }
+        let Refused { status, exception, message, reason } = refused;
+        Self { kind: Some(exception.name()), ..Self::new(status, message, reason) }
     }
 }
 

@@ -39,7 +39,7 @@ pub use listen::{ServerAccess, Start, check_addresses, named_addresses, serve};
 pub use model_parameters::{ModelParameters, RegistrationParameters};
 pub use options::Executable;
 pub use policy::{BACKEND, Policy, metric_naming};
-pub use refused::Refused;
+pub use refused::{Exception, Refused};
 pub use registry::{Registry, Uncounted};
 pub use rest::{BODY_TIMEOUT, KserveHttp, Page};
 pub use settings::{Address, LoadModels, ModelProperties, PipSandbox, Settings, Token};

@@ -13,14 +13,14 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::error::{Cause, ErrorCode, InferError, Reason};
 use pharos::model::MAX_INSTANCES;
-use pharos::service::{EXITING_TEXT, Naming, Resolved, SharedManagement};
+use pharos::service::{Naming, Resolved, SharedManagement};
 use pharos_os::blocking;
 use tokio::sync::{Mutex, watch};
 
 use super::archive::{self, StoredFile};
-use super::{Archive, Deployment, Refused, RegistrationParameters, Settings};
+use super::{Archive, Deployment, Exception, Refused, RegistrationParameters, Settings};
 
 pub use describe::{Listed, Listing, ModelDescription};
 pub use version::{InFlight, Version};
@@ -151,9 +151,9 @@ impl Registry {
         }
         match version.start(self).await {
             Ok(()) => Ok(ManagementOutcome::ok(registered)),
-            Err(reason) => {
+            Err(error) => {
                 self.remove(&version).await;
-                Err(not_started(&version, &reason))
+                Err(not_started(&version, &error))
             }
         }
     }
@@ -274,10 +274,10 @@ impl Registry {
             found.keep_starting(self);
             return Ok(ManagementOutcome::accepted());
         }
-        if let Err(reason) = found.start(self).await {
+        if let Err(error) = found.start(self).await {
             // As TorchServe does: the client gets the error, and the server tries again until `maxRetryTimeoutInSec`.
             found.keep_starting(self);
-            return Err(not_started(&found, &reason));
+            return Err(not_started(&found, &error));
         }
         let of_version = if version.is_empty() { String::new() } else { format!(", version: {version}") };
         Ok(ManagementOutcome::ok(format!("Workers scaled to {min} for model: {name}{of_version}")))
@@ -300,7 +300,7 @@ impl Registry {
         let others = self.read().get(name).is_some_and(|model| model.versions.len() > 1 && model.default == found.text);
         if others {
             let message = format!("Cannot remove default version for model {name}");
-            return Err(Refused::new(403, "InvalidModelVersionException", message));
+            return Err(Refused::new(403, Exception::InvalidModelVersion, message));
         }
         self.remove_in_turn(&found).await;
         Ok(ManagementOutcome::ok(format!("Model \"{name}\" unregistered")))
@@ -482,16 +482,18 @@ fn unknown(name: &str) -> Refused {
 }
 
 fn unknown_version(message: String) -> Refused {
-    Refused::new(404, "ModelVersionNotFoundException", message)
+    Refused::new(404, Exception::ModelVersionNotFound, message)
 }
 
-fn not_started(version: &Version, reason: &str) -> Refused {
-    let (name, text) = (&version.name, &version.text);
-    // The reason that the engine reports for the model's only version.
-    let why = reason.split_once(" is at UNAVAILABLE state: ").map_or(reason, |(_, why)| why);
-    let why = why.trim().trim_end_matches(';').trim_end();
-    if why == EXITING_TEXT {
-        return Refused::exiting();
-    }
-    Refused::internal(format!("Failed to start workers for model {name} version: {text}: {why}"))
+fn not_started(version: &Version, error: &InferError) -> Refused {
+    let reason = match &error.cause {
+        Cause::Exiting => return Refused::exiting(),
+        // The engine knows the model by one version.
+        Cause::FailedVersions(reasons) => reasons.values().next().unwrap_or(&error.message),
+        _ => &error.message,
+    };
+    let reason = reason.trim().trim_end_matches(';').trim_end();
+    let name = &version.name;
+    let text = &version.text;
+    Refused::internal(format!("Failed to start workers for model {name} version: {text}: {reason}"))
 }

@@ -9,9 +9,9 @@ use std::time::Duration;
 use pharos::timeline::Instant;
 use serde::{Deserialize, Serialize};
 
-use super::Refused;
 use super::ids::key;
 use super::settings::Token;
+use super::{Exception, Refused};
 use pharos_os::clock;
 use pharos_os::directories;
 
@@ -100,7 +100,7 @@ impl Tokens {
         if same && until.is_none_or(|until| clock::now() < until) {
             return Ok(());
         }
-        Err(Refused::new(400, "InvalidKeyException", FAILED.to_owned()))
+        Err(Refused::new(400, Exception::InvalidKey, FAILED.to_owned()))
     }
 
     /// Replaces the key of the given name and writes the file, which can take long. Returns `None` for an unknown name.
@@ -200,7 +200,10 @@ mod tests {
             }
             for wrong in [None, Some(&b""[..]), Some(b"Bearer"), Some(b"Bearer "), Some(b"Basic x")] {
                 let refused = tokens.check(purpose, wrong).unwrap_err();
-                assert_eq!((refused.status, refused.kind, &*refused.message), (400, "InvalidKeyException", FAILED));
+                assert_eq!(
+                    (refused.status, refused.exception, &*refused.message),
+                    (400, Exception::InvalidKey, FAILED)
+                );
             }
         }
         assert_eq!(tokens.renew("inference").unwrap(), Some(()));

@@ -21,7 +21,7 @@ use pharos::metrics::exposition::{Encoding, Format, Names};
 use pharos::metrics::statistics::ModelStatistics;
 use pharos::model::{ModelMetadata, TensorMetadata};
 use pharos::region::{CUDA_HANDLE, Kind};
-use pharos::repository::{IndexEntry, State};
+use pharos::repository::{IndexEntry, State, StateReason};
 use pharos::request_trace::Traced;
 use pharos::service::{
     Endpoint, LogSettings, LogUpdate, OpenStream, Protocol, Responses, Route, Service, SharedService, TraceSettings,
@@ -224,8 +224,8 @@ impl Service for EchoService {
 
     async fn repository_index(&self, ready_only: bool) -> Result<Vec<IndexEntry>, InferError> {
         let ready =
-            IndexEntry { name: "echo".into(), version: Some(1), state: Some(State::Ready), reason: String::new() };
-        let never = IndexEntry { name: "never".into(), version: None, state: None, reason: String::new() };
+            IndexEntry { name: "echo".into(), version: Some(1), state: Some(State::Ready), reason: StateReason::None };
+        let never = IndexEntry { name: "never".into(), version: None, state: None, reason: StateReason::None };
         Ok(if ready_only { vec![ready] } else { vec![ready, never] })
     }
 

@@ -26,7 +26,7 @@ use pharos::timeline::Instant;
 use pharos::trace::settings::Update;
 
 use super::exchange::Exchange;
-use super::{EXITING, Engine, LEAVING, OpenStreamCount, Responses, SERVING, check_text, uploads};
+use super::{Engine, OpenStreamCount, Phase, Responses, check_text, uploads};
 use crate::serving::Refusal;
 use pharos_os::{blocking, clock};
 use pharos_telemetry::log;
@@ -38,15 +38,16 @@ impl Service for Engine {
     }
 
     fn ready(&self) -> bool {
-        self.phase() == SERVING && (!self.inner.settings.strict_readiness || self.inner.loader.models().all_ready())
+        self.phase() == Phase::Serving
+            && (!self.inner.settings.strict_readiness || self.inner.loader.models().all_ready())
     }
 
     fn exiting(&self) -> bool {
-        self.phase() == EXITING
+        self.phase() == Phase::Exiting
     }
 
     fn leaving(&self) -> bool {
-        matches!(self.phase(), LEAVING | EXITING)
+        matches!(self.phase(), Phase::Leaving | Phase::Exiting)
     }
 
     fn server_name(&self) -> &str {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use pharos::metrics::cache::Cache;
 use pharos::metrics::labels::ModelChange;
 use pharos::metrics::record;
-use pharos::repository::{Change, State, VersionFingerprint, changes};
+use pharos::repository::{Change, State, StateReason, VersionFingerprint, changes};
 
 use super::Loader;
 use super::prepare::Prepared;
@@ -54,13 +54,13 @@ impl Loader {
     /// future is dropped before the change, nothing has changed except states that are LOADING.
     ///
     /// # Errors
-    /// Versions that failed to load, with their reasons in Triton's format.
+    /// The reasons of versions that failed to load, by number.
     pub(super) async fn apply(
         self: &Arc<Self>,
         prepared: &Prepared,
         reload: bool,
         failing: OnLoadFailure,
-    ) -> Result<(), String> {
+    ) -> Result<(), BTreeMap<u64, String>> {
         let model = prepared.name.as_str();
         warn_of_missing(prepared);
         let running = self.models.snapshot().serving.get(model).cloned().unwrap_or_default();
@@ -102,7 +102,7 @@ impl Loader {
                 tracing::warn!(%model, "removed instances still execute requests; the load does not wait for them any longer");
             }
         }
-        if failed.is_empty() { Ok(()) } else { Err(triton_reasons(&failed)) }
+        if failed.is_empty() { Ok(()) } else { Err(failed) }
     }
 
     /// Performs the part of a version's change that comes before the end of old versions.
@@ -118,7 +118,9 @@ impl Loader {
         match (change, runs) {
             (Change::Keep | Change::Unload, _) => return,
             (Change::Describe | Change::Resize, Some(runs)) => follows = self.follow(runs, prepared).await,
-            (Change::Load, _) => self.models.change(|table| table.states.set(model, number, State::Loading, "")),
+            (Change::Load, _) => {
+                self.models.change(|table| table.states.set(model, number, State::Loading, StateReason::None))
+            }
             _ => {}
         }
         let is_new = !matches!(follows, Ok(Some(_)) | Err(_));
@@ -155,17 +157,17 @@ impl Loader {
         self.models.change(|table| {
             let mut serving = table.serving.remove(model).unwrap_or_default();
             for (number, reason) in &outcome.failed {
-                table.states.set(model, *number, State::Unavailable, reason.as_str());
+                table.states.set(model, *number, State::Unavailable, StateReason::Other(reason.clone()));
             }
             for Ready { serving: ready, is_new, .. } in ready {
                 let number = ready.model.version;
-                table.states.set(model, number, State::Ready, "");
+                table.states.set(model, number, State::Ready, StateReason::None);
                 let old = serving.insert(number, Arc::new(ready));
                 gone.extend(old.filter(|_| is_new).map(|old| (old, RetireReason::Replaced)));
             }
             table.states.forget_unavailable(model, |version| prepared.versions.contains_key(&version));
             for (number, _) in plan.iter().filter(|(_, change)| **change == Change::Unload) {
-                table.states.set(model, *number, State::Unloading, "");
+                table.states.set(model, *number, State::Unloading, StateReason::None);
                 let unload = table.begin_unload(model, *number);
                 gone.extend(serving.remove(number).map(|old| (old, RetireReason::Outdated(unload))));
             }
@@ -186,11 +188,16 @@ impl Loader {
         let ready = std::mem::take(&mut outcome.ready);
         self.models.change(|table| {
             for (number, reason) in outcome.failed.iter().filter(|(number, _)| !serves(**number)) {
-                table.states.set(model, *number, State::Unavailable, reason.as_str());
+                table.states.set(model, *number, State::Unavailable, StateReason::Other(reason.clone()));
             }
             for ready in ready.iter().filter(|ready| !serves(ready.serving.model.version)) {
                 let reason = "loaded, but another version of the model failed to load";
-                table.states.set(model, ready.serving.model.version, State::Unavailable, reason);
+                table.states.set(
+                    model,
+                    ready.serving.model.version,
+                    State::Unavailable,
+                    StateReason::Other(reason.to_owned()),
+                );
             }
             table.states.forget_unavailable(model, |version| prepared.versions.contains_key(&version));
         });
@@ -204,7 +211,7 @@ impl Loader {
         let mut gone = Vec::new();
         self.models.change(|table| {
             for (number, reason) in failed {
-                table.states.set(model, *number, State::Unavailable, reason.as_str());
+                table.states.set(model, *number, State::Unavailable, StateReason::Other(reason.clone()));
                 gone.extend(table.serving.get_mut(model).and_then(|versions| versions.remove(number)));
             }
             table.serving.retain(|_, versions| !versions.is_empty());
@@ -219,8 +226,4 @@ fn warn_of_missing(prepared: &Prepared) {
     for version in &prepared.missing {
         tracing::warn!(%model, "version {version} is specified in 'version_policy', but '{place}' has no such directory");
     }
-}
-
-fn triton_reasons(failed: &BTreeMap<u64, String>) -> String {
-    failed.iter().map(|(version, why)| format!("version {version} is at UNAVAILABLE state: {why};\n")).collect()
 }

@@ -7,11 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 
-use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::error::{Cause, ErrorCode, InferError, Reason};
 use pharos::metrics::labels::ModelChange;
 use pharos::metrics::record;
 use pharos::repository::{LoadScope, Override};
-use pharos::service::EXITING_TEXT;
 use pharos_os::blocking;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -103,7 +102,7 @@ impl Loader {
     /// The server exits: the runtime may end before the task does. Or the task panicked.
     async fn result<T>(&self, task: JoinHandle<T>) -> Result<T, InferError> {
         let done = blocking::until_exit(self.exiting.subscribe(), task).await;
-        done.ok_or_else(exits)?.map_err(|error| InferError::internal(format!("the task failed: {error}")))
+        done.ok_or_else(InferError::exiting)?.map_err(|error| InferError::internal(format!("the task failed: {error}")))
     }
 
     /// Returns an error unless models are loaded by request.
@@ -195,7 +194,7 @@ impl Loader {
             let name = wanted.name.clone();
             match self.checked_dependencies(&name, prepared).await {
                 Ok(prepared) => loads.push((wanted, begun, prepared, watch::channel(()))),
-                Err(_) if self.is_exiting() => drop(results.insert(name, Err(exits()))),
+                Err(_) if self.is_exiting() => drop(results.insert(name, Err(InferError::exiting()))),
                 Err(unprepared) => drop(results.insert(name, Err(self.not_prepared(&wanted, &begun, &unprepared)))),
             }
         }
@@ -314,7 +313,8 @@ impl Loader {
         begun: &BegunLoad,
         unprepared: &PrepareError,
     ) -> InferError {
-        let (name, reason) = (wanted.name.as_str(), unprepared.reason());
+        let name = wanted.name.as_str();
+        let reason = unprepared.reason();
         tracing::error!(model = name, "model cannot be loaded: {reason}");
         record::model_changed(self.cache(), ModelChange::Load, false);
         if wanted.failing == OnLoadFailure::Withdraw {
@@ -327,11 +327,11 @@ impl Loader {
             let bare = table.states.model(name).is_some_and(|status| status.versions.is_empty());
             match self.settings.mode {
                 _ if table.serving.contains_key(name) => {}
-                Mode::None | Mode::Poll(_) => table.states.fail(name, reason),
-                Mode::OnDemand if wanted.by_itself => table.states.fail(name, reason),
+                Mode::None | Mode::Poll(_) => table.states.fail(name, unprepared.state_reason()),
+                Mode::OnDemand if wanted.by_itself => table.states.fail(name, unprepared.state_reason()),
                 // A load at the start has no response.
                 _ if matches!(unprepared, PrepareError::Unreadable(_)) && bare && table.named.contains(name) => {
-                    table.states.fail(name, reason);
+                    table.states.fail(name, unprepared.state_reason());
                 }
                 // The response contains the reason; the state of the model is unchanged.
                 _ if bare && !matches!(unprepared, PrepareError::NoVersion(_)) => {
@@ -343,7 +343,9 @@ impl Loader {
             table.states.load_ended(name, false);
         });
         match unprepared {
-            PrepareError::NotFound(reason) | PrepareError::Unreadable(reason) => not_polled(name, reason),
+            PrepareError::NotFound(reason) | PrepareError::Ambiguous(reason) | PrepareError::Unreadable(reason) => {
+                not_polled(name, reason)
+            }
             PrepareError::Restricted(error) => error.clone(),
             PrepareError::Excessive(reason) => load_failed(name, &format!("{reason}\n")),
             PrepareError::Members(reason) => load_failed(name, &format!("{reason}\n")),
@@ -389,13 +391,17 @@ impl Loader {
                     self.record_loaded(table, wanted, prepared);
                 }
             });
-            applied.map_err(|reason| load_failed(name, &reason))
+            applied.map_err(|failed| {
+                let reasons: String =
+                    failed.iter().map(|(version, why)| format!("{}{why};\n", unavailable_version(*version))).collect();
+                load_failed(name, &reasons).with_cause(Cause::FailedVersions(Arc::new(failed)))
+            })
         };
         let mut exiting = self.exiting.subscribe();
         tokio::select! {
             biased;
             () = begun.unloaded() => Err(load_failed(name, "it was unloaded during the load\n")),
-            _ = exiting.wait_for(|exiting| *exiting) => Err(exits()),
+            _ = exiting.wait_for(|exiting| *exiting) => Err(InferError::exiting()),
             loaded = load => loaded,
         }
     }
@@ -508,11 +514,6 @@ pub(super) fn not_polled(model: &str, reason: &str) -> InferError {
     InferError::internal(format!("failed to load '{model}', failed to poll from model repository: {reason}"))
 }
 
-/// Returns the error of requests, loads and unloads that the exit of the server refuses or ends.
-pub(crate) fn exits() -> InferError {
-    InferError::not_ready(EXITING_TEXT)
-}
-
 /// Returns whether a client has loaded a model with other overrides since this load was prepared. They apply as long as the model is
 /// loaded.
 pub(super) fn has_other_overrides(table: &Snapshot, wanted: &LoadRequest) -> bool {
@@ -522,4 +523,9 @@ pub(super) fn has_other_overrides(table: &Snapshot, wanted: &LoadRequest) -> boo
 
 fn load_failed(model: &str, reasons: &str) -> InferError {
     InferError::invalid(format!("load failed for model '{model}': {reasons}"))
+}
+
+/// Returns the beginning of Triton's text for a version that could not be loaded; its reason follows.
+pub(super) fn unavailable_version(version: u64) -> String {
+    format!("version {version} is at UNAVAILABLE state: ")
 }

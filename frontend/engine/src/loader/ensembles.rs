@@ -7,14 +7,16 @@ use pharos::ensemble::{self, Dependencies, Plan, Stages, Step};
 use pharos::id::ModelVersion;
 use pharos::metrics::record;
 use pharos::model::ModelConfig;
-use pharos::repository::{DUPLICATE, VersionStatus};
+use pharos::repository::{StateReason, VersionStatus};
 
 use super::Loader;
+use super::control::unavailable_version;
 use super::load::{Unserved, labels, log_warnings, read_cache};
 use super::prepare::{Prepared, Version};
 use crate::cache::ModelCache;
 use crate::ensemble::{Ensemble, Members};
 use crate::serving::{Executor, Serving, Snapshot};
+use crate::store::LocalError;
 use crate::store::identity::Files;
 use crate::store::scan::LoadedFiles;
 use pharos_os::{blocking, clock};
@@ -117,7 +119,9 @@ impl Loader {
             missing
         };
         let stores = self.stores.clone();
-        let read = move || missing.into_iter().map(|member| (stores.local(&member).err(), member)).collect();
+        let read = move || {
+            missing.into_iter().map(|member| (stores.local(&member).err().map(LocalError::into_text), member)).collect()
+        };
         let missing: Vec<(Option<String>, String)> = blocking::run(read).await.map_err(|error| error.to_string())?;
         Err(not_available(ensemble, &missing))
     }
@@ -195,17 +199,23 @@ fn circular(dependencies: &Dependencies, ensemble: &str) -> Option<String> {
 fn unavailable(table: &Snapshot, ensemble: &str, (member, version): (&str, Option<u64>)) -> (String, bool) {
     let depends = format!("ensemble '{ensemble}' depends on '{member}'");
     let status = table.states.model(member);
-    let Some(status) = status.filter(|status| !status.failure.starts_with(DUPLICATE)) else {
-        let why = status.map(|ambiguous| ambiguous.failure.clone());
-        let known = why.is_some();
-        return (not_available(ensemble, &[(why, member.to_owned())]), known);
+    let status = match status {
+        None => return (not_available(ensemble, &[(None, member.to_owned())]), false),
+        Some(status) => match &status.failure {
+            ambiguous @ (StateReason::Duplicate | StateReason::Ambiguous(_)) => {
+                return (not_available(ensemble, &[(Some(ambiguous.to_string()), member.to_owned())]), true);
+            }
+            _ => status,
+        },
     };
     let shown = version.or_else(|| status.versions.keys().next_back().copied());
     let of_version = shown.and_then(|version| Some((version, status.versions.get(&version)?)));
-    let why = of_version.map_or("", |(_, status)| status.reason.as_str());
     let is_ensemble = table.dependencies.members(member).next().is_some();
-    let failure = if status.failure.is_empty() && is_ensemble { why } else { &status.failure };
-    if !failure.is_empty() {
+    let failure = match of_version {
+        Some((_, version)) if is_ensemble && !status.failure.is_some() => &version.reason,
+        _ => &status.failure,
+    };
+    if failure.is_some() {
         return (format!("{depends} which is not valid. Model '{member}' failed with error: {failure}"), true);
     }
     let what = match version {
@@ -213,8 +223,8 @@ fn unavailable(table: &Snapshot, ensemble: &str, (member, version): (&str, Optio
         None => "which has no loaded version".to_owned(),
     };
     match of_version {
-        Some((version, VersionStatus { reason, .. })) if !reason.is_empty() => {
-            let error = format!("loading failed with error: version {version} is at UNAVAILABLE state: {reason}");
+        Some((version, VersionStatus { reason, .. })) if reason.is_some() => {
+            let error = format!("loading failed with error: {}{reason}", unavailable_version(version));
             (format!("{depends} {what}. Model '{member}' {error}"), true)
         }
         Some((version, VersionStatus { state, .. })) => {

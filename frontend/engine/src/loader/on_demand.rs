@@ -10,13 +10,13 @@ use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::InferRequest;
 use pharos::metrics::labels::OnDemandUnload;
 use pharos::metrics::record;
-use pharos::repository::{LOAD_PARAMETER, ON_DEMAND, ON_DEMAND_VALUE, State};
+use pharos::repository::{LOAD_PARAMETER, ON_DEMAND_VALUE, State, StateReason};
 use pharos::timeline::Instant;
 
 use super::control::LoadRequest;
 use super::prepare::{Configuration, Prepared};
 use super::unloading::{Demanded, demanded, leave_members};
-use super::{Loader, Mode, exits};
+use super::{Loader, Mode};
 use crate::serving::{Awaited, ModelTable, OnDemand, Outcome, Snapshot};
 use pharos_os::{blocking, clock};
 
@@ -89,7 +89,7 @@ impl Loader {
             let loaded = outcome.wait_for(Option::is_some).await.ok().and_then(|loaded| loaded.clone());
             loaded.unwrap_or_else(|| Err(InferError::internal(format!("the load of model '{name}' failed"))))
         });
-        let loaded = async { loaded.await.unwrap_or_else(|| Err(exits())) };
+        let loaded = async { loaded.await.unwrap_or_else(|| Err(InferError::exiting())) };
         let loaded = match limit {
             Some(limit) => clock::timeout(limit, loaded).await.unwrap_or_else(|| Err(too_late(name, limit))),
             None => loaded.await,
@@ -235,7 +235,7 @@ impl Loader {
             table.wanted.remove(name);
             table.states.forget_unavailable(name, |_| false);
             for number in prepared.versions.keys() {
-                table.states.set(name, *number, State::Unavailable, ON_DEMAND);
+                table.states.set(name, *number, State::Unavailable, StateReason::OnDemand);
             }
             table.states.load_ended(name, true);
             match table.on_demand.get(name) {

@@ -13,7 +13,7 @@ use pharos::model::{
     CodeOrigin, Completion, ConfigError, Draft, ModelConfig, ModelSignature, Provenance, SANDBOX, VersionPolicy,
     may_auto_complete, onnx,
 };
-use pharos::repository::{self, Stamp, VersionFingerprint};
+use pharos::repository::{self, Stamp, StateReason, VersionFingerprint};
 
 use super::checksums;
 use super::client_configuration::{self, Refusal};
@@ -21,7 +21,7 @@ use super::{Loader, Settings};
 use crate::launch::{self, backends};
 use crate::scheduler::placement;
 use crate::store::scan::{self, Contents, LoadedFiles, VersionFiles};
-use crate::store::{ModelFiles, Overrides, Stores};
+use crate::store::{LocalError, ModelFiles, Overrides, Stores};
 use pharos_os::blocking;
 use pharos_telemetry::system::Devices;
 
@@ -180,8 +180,10 @@ pub(super) struct Version {
 /// The reason why a model cannot be prepared for loading.
 #[derive(Clone, Debug)]
 pub(super) enum PrepareError {
-    /// No repository contains it, or several do.
+    /// No repository contains it, or the repositories cannot be read.
     NotFound(String),
+    /// Several repositories contain it.
+    Ambiguous(String),
     /// Its files or its configuration cannot be read.
     Unreadable(String),
     /// No version matches its version policy.
@@ -198,11 +200,29 @@ impl PrepareError {
     pub(super) fn reason(&self) -> &str {
         match self {
             Self::NotFound(reason)
+            | Self::Ambiguous(reason)
             | Self::Unreadable(reason)
             | Self::NoVersion(reason)
             | Self::Excessive(reason)
             | Self::Members(reason) => reason,
             Self::Restricted(error) => &error.message,
+        }
+    }
+
+    /// Returns the reason for the state of the model.
+    pub(super) fn state_reason(&self) -> StateReason {
+        match self {
+            Self::Ambiguous(reason) => StateReason::Ambiguous(reason.clone()),
+            _ => StateReason::Other(self.reason().to_owned()),
+        }
+    }
+}
+
+impl From<LocalError> for PrepareError {
+    fn from(error: LocalError) -> Self {
+        match error {
+            LocalError::NotFound(reason) => Self::NotFound(reason),
+            LocalError::Ambiguous(reason) => Self::Ambiguous(reason),
         }
     }
 }
@@ -237,7 +257,7 @@ fn prepare(
     let unreadable = PrepareError::Unreadable;
     let model_files = match overrides.and_then(|overrides| overrides.files.clone()) {
         Some(model_files) => model_files,
-        None => Arc::new(stores.local(model).map_err(PrepareError::NotFound)?),
+        None => Arc::new(stores.local(model)?),
     };
     let contents = scan::contents(model_files.path(), settings.config_name.as_deref());
     let contents = contents.map_err(|error| unreadable(error.to_string()))?;

@@ -36,7 +36,7 @@ impl Models for Loader {
                 return Ok(Box::new(Loading::Waits(Box::pin(loaded))));
             }
             Err(refusal) => {
-                return Err(refused(&name, InferError { message: not_ready(&name), ..refusal.count() }));
+                return Err(refused(&name, refusal.count().with_message(not_ready(&name))));
             }
         };
         if serving.config.decoupled && !may_be_many {

@@ -9,7 +9,7 @@ use pharos::metrics::labels::ModelChange;
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::Scheduling;
-use pharos::repository::{ON_DEMAND, State, UNLOADED};
+use pharos::repository::{State, StateReason};
 use pharos_os::{blocking, clock};
 
 use super::{Executor, ModelTable, Serving, Snapshot};
@@ -205,10 +205,10 @@ impl ModelTable {
             }
             table.unloading.remove(&model);
             match table.on_demand.get(&*model.name).map(|of| of.versions().contains(&model.version)) {
-                Some(true) => table.states.unloaded(&model.name, model.version, ON_DEMAND),
+                Some(true) => table.states.unloaded(&model.name, model.version, StateReason::OnDemand),
                 // A load meanwhile has found that the version has no directory any more.
                 Some(false) => table.states.forget_unloading(&model.name, model.version),
-                None => table.states.unloaded(&model.name, model.version, UNLOADED),
+                None => table.states.unloaded(&model.name, model.version, StateReason::Unloaded),
             }
             if table.removed_from_repository.contains(&*model.name)
                 && table.unloading.keys().all(|other| other.name != model.name)
@@ -237,13 +237,13 @@ mod tests {
         let mut table = Snapshot::default();
         let name = |number: usize| format!("m{number}");
         let unload = |table: &mut Snapshot, number: usize| {
-            table.states.set(&name(number), 1, State::Unavailable, UNLOADED);
+            table.states.set(&name(number), 1, State::Unavailable, StateReason::Unloaded);
             table.drop_unloaded(&name(number));
         };
         (0..MAX_UNLOADED).for_each(|number| unload(&mut table, number));
         // Loaded again, and unloaded again: now it is the latest.
         table.keep(&name(0));
-        table.states.set(&name(0), 1, State::Loading, "");
+        table.states.set(&name(0), 1, State::Loading, StateReason::None);
         table.drop_unloaded(&name(0));
         unload(&mut table, 0);
         unload(&mut table, MAX_UNLOADED);

@@ -5,7 +5,7 @@ use std::io;
 
 use pharos::id::ModelName;
 
-use super::{Store, Stores, in_several, unreadable};
+use super::{LocalError, Store, Stores, in_several, unreadable};
 
 impl Stores {
     /// Returns whether models of different repositories are distinct.
@@ -61,11 +61,11 @@ impl Stores {
     }
 
     /// Returns why a name without a repository denotes no model. Blocks.
-    pub(super) fn why_unresolved(&self, name: &str) -> String {
+    pub(super) fn why_unresolved(&self, name: &str) -> LocalError {
         match self.of_name(name) {
             Ok(all) if all.len() > 1 => in_several(all.iter().filter_map(|called| Some(self.in_namespace(called)?.0))),
             Ok(_) => self.not_found(name),
-            Err(error) => error.to_string(),
+            Err(error) => LocalError::NotFound(error.to_string()),
         }
     }
 
@@ -126,8 +126,9 @@ mod tests {
         for nowhere in [format!("{a}/only"), "same".to_owned(), format!("{a}/../b/same"), "/etc/same".to_owned()] {
             assert!(stores.local(&nowhere).is_err(), "{nowhere}");
         }
-        assert_eq!(stores.local("same").unwrap_err(), format!("{DUPLICATE}: '{a}', '{b}'"));
-        assert_eq!(stores.local("none").unwrap_err(), format!("model 'none' is not in '{a}', '{b}'"));
+        assert_eq!(stores.local("same").unwrap_err(), LocalError::Ambiguous(format!("{DUPLICATE}: '{a}', '{b}'")));
+        let absent = LocalError::NotFound(format!("model 'none' is not in '{a}', '{b}'"));
+        assert_eq!(stores.local("none").unwrap_err(), absent);
         assert_eq!((stores.without_namespace(&called), stores.without_namespace("x/same")), ("same", "x/same"));
     }
 
@@ -153,7 +154,7 @@ mod tests {
         assert_eq!(stores.list().unwrap(), BTreeMap::from([("only".to_owned(), 1), ("same".to_owned(), 2)]));
         assert_eq!(stores.of_name("same").unwrap(), ["same"]);
         assert_eq!(stores.member("ensemble", &b, "same"), "same");
-        assert_eq!(stores.local("same").unwrap_err(), format!("{DUPLICATE}: '{a}', '{b}'"));
+        assert_eq!(stores.local("same").unwrap_err(), LocalError::Ambiguous(format!("{DUPLICATE}: '{a}', '{b}'")));
         assert!(stores.local(&format!("{a}/same")).is_err());
     }
 }

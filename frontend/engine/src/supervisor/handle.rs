@@ -85,7 +85,7 @@ impl Handle {
     pub(super) async fn stop(&self) {
         self.ask_to_stop();
         self.stop.closed().await;
-        if self.health.state() == GIVEN_UP && self.health.reported.swap(0, Ordering::Relaxed) != 0 {
+        if self.health.state() == GIVEN_UP && self.health.reported.take().is_some() {
             // Until now it counted as failed.
             record::instance_state(&self.series, GIVEN_UP, None);
         }

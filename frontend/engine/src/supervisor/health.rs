@@ -10,6 +10,33 @@ use super::outage::{Loss, Next};
 use crate::scheduler::placement::Placement;
 use crate::wire::SharedLink;
 
+/// The state of an instance that the metrics show; none before its start and after its end.
+#[derive(Default)]
+pub(super) struct ReportedState(AtomicU8);
+
+impl ReportedState {
+    pub(super) fn get(&self) -> Option<InstanceState> {
+        Self::decode(self.0.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn set(&self, state: Option<InstanceState>) {
+        self.0.store(Self::encode(state), Ordering::Relaxed);
+    }
+
+    /// Ends the state. Returns the last one.
+    pub(super) fn take(&self) -> Option<InstanceState> {
+        Self::decode(self.0.swap(Self::encode(None), Ordering::Relaxed))
+    }
+
+    fn encode(state: Option<InstanceState>) -> u8 {
+        state.map_or(0, |state| state as u8 + 1)
+    }
+
+    fn decode(number: u8) -> Option<InstanceState> {
+        InstanceState::ALL.get(usize::from(number.checked_sub(1)?)).copied()
+    }
+}
+
 /// The published state of an instance.
 #[derive(Default)]
 pub(super) struct Health {
@@ -19,7 +46,7 @@ pub(super) struct Health {
     /// Whether it counts as permanently lost: it is still restarted, but requests do not wait for it.
     pub(super) broken: AtomicBool,
     /// The state in the metrics: 0 for none, else the state's number plus one.
-    pub(super) reported: AtomicU8,
+    pub(super) reported: ReportedState,
     /// The time of the first of several consecutive losses; 0 while it is not lost.
     pub(super) lost: AtomicU64,
     /// The first loss since the last healthy period; 0 before any loss.
@@ -52,8 +79,7 @@ impl Health {
 
     /// Returns the state of the instance; `None` after it has ended.
     pub(super) fn state(&self) -> Option<InstanceState> {
-        let number = usize::from(self.reported.load(Ordering::Relaxed));
-        InstanceState::ALL.get(number.checked_sub(1)?).copied()
+        self.reported.get()
     }
 
     /// Returns the time of the first of several consecutive losses; `None` while it is not lost.

@@ -53,9 +53,9 @@ fn nested(value: &RawValue, model: &ModelMetadata, request: &mut InferRequest) -
         type_error("Expected JSON object for keyword: 'parameters'", "attempt to access JSON non-object as object")
     })?;
     for (key, value) in members.0 {
-        member(&key, value, model, request).map_err(|error| InferError {
-            message: format!("Converting keyword: '{NESTED}': {}", error.message),
-            ..error
+        member(&key, value, model, request).map_err(|error| {
+            let message = format!("Converting keyword: '{NESTED}': {}", error.message);
+            error.with_message(message)
         })?;
     }
     Ok(())

@@ -41,7 +41,7 @@ pub(crate) enum Form {
 pub(crate) fn parse(json: &[u8], inputs: &[TensorMetadata]) -> Result<(Vec<InferInput>, Form), InferError> {
     parse_any(json, inputs).map_err(|error| match error.reason {
         // Triton's reader answers 500; TensorFlow Serving and KServe answer 400.
-        Reason::Malformed => InferError { code: ErrorCode::InvalidArg, ..error },
+        Reason::Malformed => InferError::new(ErrorCode::InvalidArg, error.reason, error.message),
         _ => error,
     })
 }

@@ -7,7 +7,7 @@ use pharos::model::Draft;
 use tempfile::TempDir;
 
 use super::*;
-use crate::open;
+use crate::{Exception, open};
 
 struct Fixture {
     folder: TempDir,
@@ -170,7 +170,7 @@ fn configures_sequences_and_streaming_from_the_yaml_and_the_handler() {
 fn refuses_more_workers_than_the_engine_allows() {
     let fixture = Fixture::new("minWorkers: 4097\n");
     let refused = fixture.deployment("", 0, &handled()).unwrap_err();
-    assert_eq!((refused.status, refused.kind), (400, "BadRequestException"));
+    assert_eq!((refused.status, refused.exception), (400, Exception::BadRequest));
     assert!(refused.message.starts_with("The number of workers is 4097 ("), "{refused}");
     assert!(refused.message.ends_with("allowed are 0 to 4096"), "{refused}");
     let model = ModelParameters { min_workers: Some(4096), ..ModelParameters::default() };

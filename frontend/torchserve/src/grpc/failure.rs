@@ -4,7 +4,7 @@
 use pharos_edge::status_for;
 use tonic::{Code, Status};
 
-use crate::Refused;
+use crate::{Exception, Refused};
 
 /// Converts a refusal to a status with the gRPC code that matches its HTTP status.
 pub(super) fn status(refused: &Refused) -> Status {
@@ -13,7 +13,7 @@ pub(super) fn status(refused: &Refused) -> Status {
 
 /// Converts a refusal to a status with the given code.
 pub(super) fn with_code(code: Code, refused: &Refused) -> Status {
-    let text = format!("{}\n{}", refused.message, class(refused.kind));
+    let text = format!("{}\n{}", refused.message, class(refused.exception));
     status_for(code, text, refused.reason)
 }
 
@@ -39,18 +39,17 @@ fn code(status: u16) -> Code {
 }
 
 /// Returns the qualified class name of a Java exception.
-fn class(kind: &str) -> String {
-    let package = match kind {
-        "ModelNotFoundException"
-        | "ModelVersionNotFoundException"
-        | "InvalidModelException"
-        | "InvalidKeyException"
-        | "ModelException" => "archive.model",
-        "DownloadArchiveException" => "archive",
-        "InvalidArchiveURLException" => "archive.model",
+fn class(exception: Exception) -> String {
+    let package = match exception {
+        Exception::ModelNotFound
+        | Exception::ModelVersionNotFound
+        | Exception::InvalidModel
+        | Exception::InvalidKey
+        | Exception::InvalidArchiveUrl => "archive.model",
+        Exception::DownloadArchive => "archive",
         _ => "http",
     };
-    format!("org.pytorch.serve.{package}.{kind}")
+    format!("org.pytorch.serve.{package}.{}", exception.name())
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use crate::form::{self, Part};
 use crate::handler_call::{self, HandlerCall, check_size};
 use crate::registry::{InFlight, Version};
 use crate::rest::{EndedSequences, Shared, end_of, enter, first_of, loaded};
-use crate::{Refused, failure as prediction};
+use crate::{Exception, Refused, failure as prediction};
 use pharos_edge::SharedCall;
 use pharos_os::clock;
 
@@ -196,8 +196,8 @@ impl Prediction {
 
 /// Returns the status of a refusal. TorchServe returns INTERNAL for every error before a request is queued.
 fn status(refused: &Refused) -> Status {
-    match refused.kind {
-        "ServiceUnavailableException" => failure::with_code(Code::Internal, refused),
+    match refused.exception {
+        Exception::ServiceUnavailable => failure::with_code(Code::Internal, refused),
         _ => failure::status(refused),
     }
 }

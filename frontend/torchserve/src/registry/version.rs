@@ -9,6 +9,7 @@ use tokio::sync::MutexGuard;
 
 use super::phase::{Phase, Progress};
 use super::{Deployment, Registry};
+use pharos::error::InferError;
 use pharos_os::{blocking, clock};
 
 /// The backoff before a model is loaded again, in seconds; the last one repeats.
@@ -124,10 +125,10 @@ impl Version {
     ///
     /// # Errors
     /// The model cannot be loaded.
-    pub(super) async fn start(&self, registry: &Registry) -> Result<(), String> {
+    pub(super) async fn start(&self, registry: &Registry) -> Result<(), InferError> {
         let generation = self.begin_start();
         let started = match self.try_to_start(registry, generation).await {
-            None if self.is_removed() => Err("it was unregistered meanwhile".to_owned()),
+            None if self.is_removed() => Err(InferError::internal("it was unregistered meanwhile")),
             started => started.unwrap_or(Ok(())),
         };
         if started.is_err() {
@@ -147,22 +148,23 @@ impl Version {
             let last = PAUSES.last().copied().unwrap_or_default();
             let pauses = PAUSES.into_iter().skip(1).chain(std::iter::repeat(last));
             for pause in pauses {
-                let Some(Err(reason)) = version.try_to_start(&registry, generation).await else { return };
+                let Some(Err(error)) = version.try_to_start(&registry, generation).await else { return };
                 let name = &version.name;
                 let text = &version.text;
+                let reason = error.message.trim();
                 if clock::now() - began >= retry_window {
-                    tracing::error!("giving up loading model {name} version {text}: {}", reason.trim());
+                    tracing::error!("giving up loading model {name} version {text}: {reason}");
                     version.load_ended.store(true, Ordering::Relaxed);
                     return version.give_up(&registry);
                 }
-                tracing::warn!("loading model {name} version {text} failed; retrying in {pause} s: {}", reason.trim());
+                tracing::warn!("loading model {name} version {text} failed; retrying in {pause} s: {reason}");
                 tokio::time::sleep(Duration::from_secs(pause)).await;
             }
         });
     }
 
     /// Tries once to start the workers. `None` if there has been a newer request, or the version was unregistered.
-    async fn try_to_start(&self, registry: &Registry, generation: u64) -> Option<Result<(), String>> {
+    async fn try_to_start(&self, registry: &Registry, generation: u64) -> Option<Result<(), InferError>> {
         // Nothing needs a load under way if there are to be no workers.
         let _turn = match self.deployment().min_workers {
             0 => self.turn_without_load(registry, || self.is_newest(generation)).await?,
@@ -184,13 +186,13 @@ impl Version {
         }
         self.progress.begin();
         if deployment.startup_timeout == 0 {
-            return Some(Err("startup_timeout is 0 s; no worker can start".to_owned()));
+            return Some(Err(InferError::internal("startup_timeout is 0 s; no worker can start")));
         }
         let repository = registry.repository.clone();
         match blocking::run(move || deployment.write(&repository)).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => return Some(Err(format!("cannot write its configuration: {error}"))),
-            Err(error) => return Some(Err(format!("cannot write its configuration: {error}"))),
+            Ok(Err(error)) => return Some(Err(InferError::internal(format!("cannot write its configuration: {error}")))),
+            Err(error) => return Some(Err(InferError::internal(format!("cannot write its configuration: {error}")))),
         }
         let loaded = registry.service.load_model(&self.engine_name, Vec::new()).await;
         // A request for no workers has cancelled the load.
@@ -202,7 +204,7 @@ impl Version {
             self.progress.set(Phase::Loaded);
             self.load_ended.store(true, Ordering::Relaxed);
         }
-        Some(loaded.map_err(|error| error.message))
+        Some(loaded)
     }
 
     /// Gives up starting workers. Workers that are already running continue to serve.
@@ -275,8 +277,8 @@ impl Version {
     }
 }
 
-async fn unload(registry: &Registry, called: &str) -> Result<(), String> {
-    registry.service.unload_model(called, false).await.map_err(|error| error.message)
+async fn unload(registry: &Registry, called: &str) -> Result<(), InferError> {
+    registry.service.unload_model(called, false).await
 }
 
 fn remove(place: &Path) -> std::io::Result<()> {

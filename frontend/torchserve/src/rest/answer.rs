@@ -10,9 +10,9 @@ use http::{Request, StatusCode, Version};
 use pharos_edge::Refusal;
 use serde::Serialize;
 
-use crate::Refused;
 use crate::registry::ManagementOutcome;
 use crate::settings::Cors;
+use crate::{Exception, Refused};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -57,8 +57,8 @@ pub(super) fn health(healthy: bool) -> Response {
 
 /// Returns an error response.
 pub(super) fn refusal(refused: &Refused) -> Response {
-    let Refused { status, kind, message, .. } = refused;
-    error(*status, kind, message)
+    let Refused { status, exception, message, .. } = refused;
+    error(*status, exception.name(), message)
 }
 
 fn error(status: u16, kind: &str, message: &str) -> Response {
@@ -86,19 +86,19 @@ pub(crate) fn denied(refusal: Refusal) -> Response {
 /// The error for unknown paths.
 pub(super) fn not_found() -> Refused {
     let message = "Requested resource is not found, please refer to API document.".to_owned();
-    Refused::new(404, "ResourceNotFoundException", message)
+    Refused::new(404, Exception::ResourceNotFound, message)
 }
 
 /// The error for a known path with an unsupported method, or one that the configuration disables.
 pub(super) fn wrong_method() -> Refused {
     let message = "Requested method is not allowed, please refer to API document.".to_owned();
-    Refused::new(405, "MethodNotAllowedException", message)
+    Refused::new(405, Exception::MethodNotAllowed, message)
 }
 
 /// The error for workflows, which are not supported.
 pub(super) fn no_workflow(name: &str) -> Refused {
     let message = format!("Workflow not found: {name}");
-    Refused::new(404, "WorkflowNotFoundException", message)
+    Refused::new(404, Exception::WorkflowNotFound, message)
 }
 
 /// The connection that a client wants after a response.

@@ -8,7 +8,7 @@ use super::predict::{end_of, loaded};
 use super::{RequestHead, Shared, answer};
 use crate::handler_call::{self, HandlerCall};
 use crate::registry::{ModelDescription, Version};
-use crate::{Refused, failure};
+use crate::{Exception, Refused, failure};
 use pharos_os::clock;
 
 /// `GET /models/M[/V|/all]`.
@@ -48,7 +48,7 @@ async fn handler_description(
         let message = format!(
             "Model \"{model}\" has no worker to serve describe request. Please use scale workers API to add workers."
         );
-        return Err(Refused::new(503, "ServiceUnavailableException", message));
+        return Err(Refused::new(503, Exception::ServiceUnavailable, message));
     }
     let since = clock::now();
     loaded(shared, (model, ""), (version, since)).await?;

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::{RequestHead, Shared, answer};
 use crate::failure::{self, End};
 use crate::registry::Scale;
-use crate::{ModelParameters, Refused, RegistrationParameters};
+use crate::{Exception, ModelParameters, Refused, RegistrationParameters};
 use pharos_listener::receiving::body::{self, Read};
 use pharos_os::blocking;
 
@@ -127,7 +127,7 @@ async fn from_json(shared: &Shared, body: Body) -> Result<Registration, Refused>
         Read::Whole(data) => data.join(),
         Read::TooLarge(size) => {
             let message = format!("The JSON body has at least {size} bytes; at most {MAX_JSON} are allowed");
-            return Err(Refused::new(413, "BadRequestException", message));
+            return Err(Refused::new(413, Exception::BadRequest, message));
         }
     };
     let wrong = |error| Refused::bad_request(format!("The body cannot be used: {error}"));
@@ -172,7 +172,7 @@ pub(super) async fn scale(shared: &Shared, head: &RequestHead, named: (&str, &st
     if min < 0 && max >= min {
         shared.registry.find(model, version)?;
         let message = format!("min_worker is {min}; allowed are whole numbers from 0");
-        return Err(Refused::new(500, "IndexOutOfBoundsException", message));
+        return Err(Refused::new(500, Exception::IndexOutOfBounds, message));
     }
     let number = |number: i64| u32::try_from(number.max(0)).unwrap_or(u32::MAX);
     let scale = Scale { min: number(min), max: number(max), wait };

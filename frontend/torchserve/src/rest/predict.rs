@@ -17,12 +17,12 @@ use serde_json::Value;
 use super::ended::EndedSequences;
 use super::streaming::Parts;
 use super::{Port, RequestHead, Shared, answer, openapi};
-use crate::Refused;
 use crate::failure::{self, End};
 use crate::form::{self, Part};
 use crate::handler_call::{self, HandlerCall, check_size};
 use crate::registry::{InFlight, Version};
 use crate::routes::Target;
+use crate::{Exception, Refused};
 use pharos_edge::Call;
 use pharos_listener::receiving::body::{self, Read};
 use pharos_os::clock;
@@ -182,7 +182,7 @@ async fn parts(shared: &Shared, head: &RequestHead, (target, body): (&Target, Bo
         Ok(Read::Whole(data)) => data.join(),
         Ok(Read::TooLarge(size)) => {
             let message = format!("The body has at least {size} bytes; max_request_size allows {limit}");
-            return Err(Refused::new(413, "BadRequestException", message));
+            return Err(Refused::new(413, Exception::BadRequest, message));
         }
         Err(error) => return Err(failure::refused(&error, ("", ""), || End::Died)),
     };
