@@ -66,8 +66,8 @@ pub trait Management: Service {
     /// Ends the sequence with this id of a model after the requests that it already has.
     fn end_sequence(&self, model: &str, id: &CorrelationId);
 
-    /// Counts a request that no worker of `serving` can take now, by the client's name and version.
-    fn record_refused(&self, named: (&str, &str), serving: &str);
+    /// Counts a request to `model` and `version`, as the client names them, that no worker of the model `serving` can take now.
+    fn record_refused(&self, model: &str, version: &str, serving: &str);
 
     /// Returns the metrics, after the gauges that are computed on demand are updated. Reads the state of all models, so it should not
     /// run on an event loop.

@@ -90,7 +90,16 @@ pub(crate) const LAYERINGS: &[Layering] = &[
             independent(&["scheduler"]),
             independent(&["process"]),
             independent(&["wire"]),
-            independent(&["cache", "launch", "memory", "model_memory", "onnxruntime", "shared_memory", "store"]),
+            independent(&[
+                "cache",
+                "launch",
+                "memory",
+                "model_memory",
+                "onnxruntime",
+                "sample_ring",
+                "shared_memory",
+                "store",
+            ]),
         ],
     },
     Layering {

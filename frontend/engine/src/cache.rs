@@ -8,9 +8,10 @@ mod connection;
 mod flight;
 mod local;
 mod redis;
-mod settings;
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use pharos::cache::{Entry, Identity, Key};
 use pharos::infer::{InferRequest, InferResponse};
@@ -25,7 +26,6 @@ use flight::{FlightLeader, FlightOutcome, Flights};
 use local::Local;
 use pharos_os::clock;
 use redis::Redis;
-pub use settings::{Backend, RedisSettings, RedisTls, Settings};
 
 /// The response cache of all models.
 pub(crate) struct ResponseCache {
@@ -134,10 +134,9 @@ impl ModelCache {
                 // Another request may have stored it between the first lookup and joining the flight.
                 Store::Local(local) => cache.flights.as_ref().and_then(|_| local.get(&key)),
                 Store::Redis(redis) => Box::pin(redis.get(&key)).await.and_then(|bytes| {
-                    let entry = Entry::decode(&bytes, &key);
-                    let entry =
-                        entry.and_then(|entry| entry.check(config, request, batch_size).map(|()| Arc::new(entry)));
-                    entry.inspect_err(|invalid| cache.report.record(CacheError::Entry, &invalid.to_string())).ok()
+                    let checked = Entry::decode(&bytes, &key)
+                        .and_then(|entry| entry.check(config, request, batch_size).map(|()| Arc::new(entry)));
+                    checked.inspect_err(|invalid| cache.report.record(CacheError::Entry, &invalid.to_string())).ok()
                 }),
             }
         };
@@ -234,5 +233,63 @@ impl Report {
                 if held > 0 { format!(" (and {held} more errors since the last message)") } else { String::new() };
             tracing::warn!("response cache: {text}{more}");
         }
+    }
+}
+
+/// Settings of the response cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// The storage of responses.
+    pub backend: Backend,
+    /// Whether concurrent equal requests are executed once.
+    pub single_flight: bool,
+}
+
+/// The storage of responses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// In this process, with at most this number of bytes.
+    Local(u64),
+    /// In a Redis.
+    Redis(RedisSettings),
+}
+
+/// A Redis server.
+#[derive(Clone, PartialEq, Eq)]
+pub struct RedisSettings {
+    /// A name or an address.
+    pub host: String,
+    /// The port.
+    pub port: u16,
+    /// The user name; empty for Redis' default user.
+    pub user: String,
+    /// The password; empty for no authentication.
+    pub password: String,
+    /// The number of the database.
+    pub db: u32,
+    /// The lifetime of a response; `None` sets no expiry.
+    pub ttl: Option<Duration>,
+    /// The time limit of a lookup.
+    pub timeout: Duration,
+    /// Whether the server is a node of a cluster.
+    pub cluster: bool,
+    /// TLS, if the connection is encrypted.
+    pub tls: Option<RedisTls>,
+}
+
+/// PEM files for TLS with a Redis server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RedisTls {
+    /// The certificate authorities; `None` for the system's authorities.
+    pub cacert: Option<PathBuf>,
+    /// The client's certificate, with its chain.
+    pub cert: Option<PathBuf>,
+    /// The key of the client's certificate.
+    pub key: Option<PathBuf>,
+}
+
+impl std::fmt::Debug for RedisSettings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Redis at {}:{}, database {}", self.host, self.port, self.db)
     }
 }

@@ -34,7 +34,7 @@ pub(crate) trait Models: Send + Sync {
     ///
     /// # Errors
     /// The model cannot infer now, the request does not fit it, or it is decoupled and `may_be_many` is false.
-    fn infer(self: Arc<Self>, request: InferRequest, may_be_many: bool) -> Result<Box<dyn Answers>, InferError>;
+    fn infer(self: Arc<Self>, request: InferRequest, may_be_many: bool) -> Result<Box<dyn CallResponses>, InferError>;
 
     /// Loads or unloads a model for a worker, or returns whether it is ready.
     fn manage(self: Arc<Self>, caller: Arc<Caller>, model: String, verb: Verb) -> BoxFuture<Result<bool, InferError>>;
@@ -43,11 +43,11 @@ pub(crate) trait Models: Send + Sync {
 /// The model whose worker calls.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Caller {
-    /// Its name.
+    /// The name of the model.
     pub(crate) model: String,
     /// The source of its code.
     pub(crate) origin: CodeOrigin,
-    /// Its sandbox.
+    /// The sandbox of the worker.
     pub(crate) sandbox: SandboxChoice,
 }
 
@@ -59,17 +59,17 @@ impl Caller {
 }
 
 /// The responses to a request. Dropping it before the last response cancels the request.
-pub(crate) trait Answers: Send {
+pub(crate) trait CallResponses: Send {
     /// Returns the next response, or `None` after the last. Polling again means that the caller has taken the previous one.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>>;
 }
 
 /// The calls of one worker. Dropping it cancels them.
 pub(crate) struct Calls {
-    shared: Arc<Shared>,
+    context: Arc<CallContext>,
 }
 
-struct Shared {
+struct CallContext {
     link: SharedLink,
     driver: Arc<Driver>,
     models: Weak<dyn Models>,
@@ -88,59 +88,61 @@ struct CallInProgress {
 impl Calls {
     /// Creates the call table of the worker at the other end of `link`, which runs an instance of `driver`.
     pub(crate) fn new(link: SharedLink, driver: Arc<Driver>, models: Weak<dyn Models>, caller: Arc<Caller>) -> Self {
-        Self { shared: Arc::new(Shared { link, driver, models, caller, under_way: Mutex::default() }) }
+        Self { context: Arc::new(CallContext { link, driver, models, caller, under_way: Mutex::default() }) }
     }
 
     /// Starts a request to another model.
     pub(crate) fn infer(&self, call: Call) {
-        let (number, credit) = (call.call, Arc::new(Semaphore::new(CREDITS as usize)));
-        let request = self.shared.request(&call);
+        let number = call.call;
+        let credit = Arc::new(Semaphore::new(CREDITS as usize));
+        let request = self.context.request(&call);
         let decoupled = call.request.decoupled;
-        let (shared, own) = (self.shared.clone(), credit.clone());
+        let context = self.context.clone();
+        let own = credit.clone();
         self.begin(number, credit, async move {
             let outcome = match request {
-                Ok(request) => shared.infer((number, decoupled), request, &own).await,
+                Ok(request) => context.infer(number, decoupled, request, &own).await,
                 Err(error) => Err(error),
             };
             if let Err(error) = outcome {
-                shared.fail(number, error);
+                context.fail(number, error);
             }
-            shared.lock().remove(&number);
+            context.lock().remove(&number);
         });
     }
 
     /// Starts a repository request: load, unload or readiness of a model.
     pub(crate) fn manage(&self, manage: Manage) {
         let Manage { call, model, verb } = manage;
-        let shared = self.shared.clone();
+        let context = self.context.clone();
         self.begin(call, Arc::new(Semaphore::new(0)), async move {
-            let outcome = match shared.models.upgrade() {
-                Some(models) => models.manage(shared.caller.clone(), model, verb).await,
+            let outcome = match context.models.upgrade() {
+                Some(models) => models.manage(context.caller.clone(), model, verb).await,
                 None => Err(InferError::cancelled()),
             };
             match outcome {
-                Ok(ready) => shared.answer(Answer { call, ready, last: true, empty: true, ..Answer::default() }),
-                Err(error) => shared.fail(call, error),
+                Ok(ready) => context.answer(Answer { call, ready, last: true, empty: true, ..Answer::default() }),
+                Err(error) => context.fail(call, error),
             }
-            shared.lock().remove(&call);
+            context.lock().remove(&call);
         });
     }
 
     fn begin(&self, call: u64, credit: Arc<Semaphore>, work: impl Future<Output = ()> + Send + 'static) {
-        let known = self.shared.lock().insert(call, CallInProgress { task: None, credit, taken: 0 });
+        let known = self.context.lock().insert(call, CallInProgress { task: None, credit, taken: 0 });
         if let Some(task) = known.and_then(|known| known.task) {
             task.abort();
         }
         let task = tokio::spawn(work).abort_handle();
         // The task may have ended already.
-        if let Some(under_way) = self.shared.lock().get_mut(&call) {
+        if let Some(under_way) = self.context.lock().get_mut(&call) {
             under_way.task = Some(task);
         }
     }
 
     /// Handles the caller's notice that it has read `taken` responses of the call in total.
     pub(crate) fn taken(&self, call: u64, taken: u64) {
-        if let Some(under_way) = self.shared.lock().get_mut(&call) {
+        if let Some(under_way) = self.context.lock().get_mut(&call) {
             let more = taken.saturating_sub(under_way.taken).min(CREDITS.into());
             under_way.taken = taken.max(under_way.taken);
             under_way.credit.add_permits(usize::try_from(more).unwrap_or(0));
@@ -149,17 +151,17 @@ impl Calls {
 
     /// Cancels a call that the caller has cancelled or dropped. A caller that still reads gets an error as the last response.
     pub(crate) fn abandon(&self, call: u64) {
-        let under_way = self.shared.lock().remove(&call);
+        let under_way = self.context.lock().remove(&call);
         if let Some(CallInProgress { task: Some(task), .. }) = under_way {
             task.abort();
-            self.shared.fail(call, InferError::cancelled());
+            self.context.fail(call, InferError::cancelled());
         }
     }
 }
 
 impl Drop for Calls {
     fn drop(&mut self) {
-        for (_, under_way) in self.shared.lock().drain() {
+        for (_, under_way) in self.context.lock().drain() {
             if let Some(task) = under_way.task {
                 task.abort();
             }
@@ -167,7 +169,7 @@ impl Drop for Calls {
     }
 }
 
-impl Shared {
+impl CallContext {
     /// Builds the request of a call. Releases all memory that the call names, even if the request is invalid,
     /// unless its inputs overlap: a worker that follows the protocol never sends that.
     fn request(&self, call: &Call) -> Result<InferRequest, InferError> {
@@ -184,13 +186,16 @@ impl Shared {
             let tensor = Tensor { datatype: *datatype, shape: shape.clone(), data: data.into() };
             inputs.push(InferInput { name: name.clone(), tensor });
         }
-        let output = |name: &String| RequestedOutput { name: name.clone(), ..RequestedOutput::default() };
+        let mut outputs = Vec::new();
+        for name in &call.request.outputs {
+            outputs.push(RequestedOutput { name: name.clone(), ..RequestedOutput::default() });
+        }
         let mut request = InferRequest {
             model_name: call.request.model.clone(),
             model_version: call.request.version.clone(),
             id: call.request.id.clone(),
             inputs,
-            outputs: call.request.outputs.iter().map(output).collect(),
+            outputs,
             parameters: call.request.parameters.clone(),
             priority: call.request.priority,
             timeout_us: call.request.timeout_us,
@@ -199,20 +204,22 @@ impl Shared {
             sequence_end: call.request.end,
             ..InferRequest::default()
         };
-        if let Some(parent) = call.request.parent.and_then(|place| self.driver.part_at(place)) {
+        if let Some(parent) = call.request.parent.and_then(|(batch, position)| self.driver.part_at(batch, position)) {
             request.tenant = parent.request.tenant;
             request.trace = parent.request.trace;
             request.deadline = parent.request.deadline;
             request.traced = parent.request.traced.as_ref().map(Traced::step);
         }
         let now = clock::now();
-        (request.timeline.received, request.timeline.request_start) = (now, now);
+        request.timeline.received = now;
+        request.timeline.request_start = now;
         Ok(request)
     }
 
     async fn infer(
         &self,
-        (call, may_be_many): (u64, bool),
+        call: u64,
+        may_be_many: bool,
         request: InferRequest,
         credit: &Semaphore,
     ) -> Result<(), InferError> {
@@ -248,7 +255,9 @@ impl Shared {
     }
 
     fn answer(&self, answer: Answer) {
-        let (call, loan, last) = (answer.call, answer.loan, answer.last);
+        let call = answer.call;
+        let loan = answer.loan;
+        let last = answer.last;
         if !self.link.send(&ToWorker::Answer(answer)) {
             self.link.give_back(&[loan]);
             let text = "the ids and parameters of the response are too long for the calling worker";

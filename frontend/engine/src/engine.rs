@@ -1,15 +1,9 @@
 //! The server: implements `pharos::service` with the model repository and worker processes, independent of any protocol.
 
-mod exchange;
 mod load_report;
-mod push;
 mod responses;
 mod service;
-mod trace;
 mod uploads;
-mod workers;
-
-pub use uploads::Uploads;
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -29,18 +23,19 @@ use pharos::metrics::worker_metrics::WorkerMetrics;
 use pharos::model::{ModelConfig, Scheduling};
 use pharos::service::{Naming, Resolved, Service};
 
-pub use crate::serving::Unfinished;
-use load_report::LoadReports;
-use responses::Responses;
-
 use crate::loader::{self, Loader};
 use crate::scheduler::Timer;
+pub use crate::serving::Unfinished;
 use crate::serving::{Refusal, Serving};
 use crate::shared_memory::{self, SharedMemory};
-use pharos_telemetry::log;
+use load_report::LoadReports;
+use pharos_os::blocking;
+use pharos_telemetry::metrics::push::{self, Push};
 use pharos_telemetry::metrics::{Definition, Source};
-use pharos_telemetry::system;
 use pharos_telemetry::trace::{Traces, Tracing};
+use pharos_telemetry::{log, system};
+use responses::Responses;
+pub use uploads::Uploads;
 
 /// Settings of the server apart from its listeners.
 #[derive(Clone, Debug)]
@@ -138,14 +133,14 @@ impl Engine {
         let of_workers = WorkerMetrics::of(&metrics.catalog).encode();
         let cache = Arc::new(Cache::new(metrics.catalog, labels));
         let timer = Timer::start()?;
-        let loader = Loader::new(settings.loader.clone(), cache.clone(), of_workers.into(), timer);
-        let loader = Arc::new(loader.map_err(std::io::Error::other)?);
+        let loader = Loader::new(settings.loader.clone(), cache.clone(), of_workers.into(), timer)
+            .map_err(std::io::Error::other)?;
         let shared_memory = SharedMemory::new(settings.shared_memory.clone());
         let traces = Traces::start(&settings.trace, &cache)?;
         let inner = Inner {
             settings,
             cache,
-            loader,
+            loader: Arc::new(loader),
             traces,
             shared_memory,
             latest: system::Latest::default(),
@@ -161,7 +156,7 @@ impl Engine {
         Self { uploads, ..self.clone() }
     }
 
-    /// Loads all models. Returns the names and reasons of those that could not be loaded.
+    /// Loads all models. Returns the models that could not be loaded, with the reasons.
     ///
     /// # Errors
     /// A repository cannot be read.
@@ -207,8 +202,7 @@ impl Engine {
     /// # Errors
     /// The definition cannot be read or is invalid; nothing has changed then.
     pub fn reload_metrics(&self, source: &Source) -> Result<Difference, String> {
-        let read = source.read();
-        let read = read.and_then(|read| self.inner.cache.check_reload(&read.catalog).map(|()| read));
+        let read = source.read().and_then(|read| self.inner.cache.check_reload(&read.catalog).map(|()| read));
         let succeeded = read.is_ok();
         let result = read.map(|Definition { catalog, .. }| {
             let of_workers = WorkerMetrics::of(&catalog).encode();
@@ -226,8 +220,18 @@ impl Engine {
     /// # Errors
     /// A thread cannot be started.
     pub fn watch_system(&self, settings: system::Settings) -> std::io::Result<Option<system::Polling>> {
-        let (models, latest) = (self.inner.loader.models().clone(), self.inner.latest.clone());
+        let models = self.inner.loader.models().clone();
+        let latest = self.inner.latest.clone();
         system::Polling::start(settings, self.inner.cache.clone(), latest, move || models.workers())
+    }
+
+    /// Starts to push the metrics to a collector.
+    ///
+    /// # Errors
+    /// The endpoint's certificates or headers are not usable.
+    pub fn push_metrics(&self, settings: push::Settings) -> Result<Push, String> {
+        let engine = self.clone();
+        Push::start(settings, self.cache(), move || engine.observe())
     }
 
     /// Reports the server as not ready while it continues to answer requests.
@@ -270,11 +274,13 @@ impl Engine {
 
     /// Loads the model of a refused request if the model is loaded on demand, and returns it.
     async fn load_for(&self, request: &InferRequest, mut refusal: Refusal) -> Result<Arc<Serving>, InferError> {
-        let model = (request.model_name.as_str(), request.model_version.as_str());
         for _ in 0..LOADS_OF_A_REQUEST {
             // The model may be unloaded between its load and this request.
             let demanded = match self.check_open() {
-                Ok(()) => self.inner.loader.demand(model, loader::wait_limit(request)).await,
+                Ok(()) => {
+                    let limit = loader::wait_limit(request);
+                    self.inner.loader.demand(&request.model_name, &request.model_version, limit).await
+                }
                 Err(_) => Ok(None),
             };
             let load = match demanded {
@@ -287,7 +293,7 @@ impl Engine {
             match self.resolve_accepting_model(request) {
                 Ok(serving) => {
                     if load.is_some() {
-                        self.inner.loader.models().snapshot().record_waited(model.0);
+                        self.inner.loader.models().snapshot().record_waited(&request.model_name);
                     }
                     return Ok(serving);
                 }
@@ -336,7 +342,7 @@ impl Engine {
         self.inner.loader.models().serving(&name, version)
     }
 
-    /// Translates a client's model name and version to those of the repository. A model behind an alias has one version.
+    /// Translates a client's model name and version to the repository's name and version. A model behind an alias has one version.
     fn in_repository<'n>(&self, name: &'n str, version: &'n str) -> Result<(Cow<'n, str>, &'n str), InferError> {
         Ok(match self.resolve(name, version)? {
             Some(resolved) => (resolved.model.into(), ""),
@@ -375,20 +381,45 @@ fn continues(request: &InferRequest, serving: &Serving) -> bool {
 /// How often a request may load its model.
 const LOADS_OF_A_REQUEST: usize = 3;
 
-/// The limit of the bytes of a request's id and parameters, which are sent to the worker with those of the whole batch.
+/// The limit of the bytes of a request's id and parameters, which are sent to the worker in one frame for the whole batch.
 const MAX_TEXT: usize = 1 << 20;
 
 /// Refuses a request whose id and parameters are too long.
 fn check_text(request: &InferRequest) -> Result<(), InferError> {
-    let size = |(name, value): &(String, Parameter)| {
-        let value = if let Parameter::String(text) = value { text.len() } else { 0 };
-        name.len() + value + 16
-    };
-    let sequence = if let CorrelationId::String(text) = &request.correlation_id { text.len() } else { 0 };
-    let total = sequence + request.id.len() + request.parameters.iter().map(size).sum::<usize>();
+    let mut total = request.id.len();
+    if let CorrelationId::String(text) = &request.correlation_id {
+        total += text.len();
+    }
+    for (name, value) in &request.parameters {
+        total += name.len() + 16;
+        if let Parameter::String(text) = value {
+            total += text.len();
+        }
+    }
     if total <= MAX_TEXT {
         return Ok(());
     }
     let text = format!("the request's id and parameters have {total} bytes; at most {MAX_TEXT} are allowed");
     Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, text))
+}
+
+impl Engine {
+    /// Stops sampling, and writes or sends the queued traces within `limit`.
+    pub async fn stop_tracing(&self, limit: Duration) {
+        let engine = self.clone();
+        // A panic is already logged, and nothing depends on the result.
+        let _ = blocking::run(move || engine.inner.traces.stop(limit)).await;
+    }
+
+    /// Returns an error for a model (empty: the server) whose requests cannot be traced.
+    fn check_traceable(&self, model: &str) -> Result<(), InferError> {
+        self.check_open()?;
+        let models = self.inner.loader.models();
+        if model.is_empty() || models.serving(model, "").is_ok_and(|serving| models.is_ready(&serving)) {
+            return Ok(());
+        }
+        // Triton's spelling, which clients match; other texts differ.
+        let text = format!("Request for unknown model : {model}");
+        Err(InferError::new(ErrorCode::InvalidArg, Reason::UnknownModel, text))
+    }
 }

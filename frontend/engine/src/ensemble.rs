@@ -29,7 +29,7 @@ use pharos::timeline::{Instant, Timeline};
 use tokio::task::JoinSet;
 
 use crate::cache::{Found, Miss, ModelCache};
-use crate::scheduler::{Answer, answer_found, record_miss, request_trace};
+use crate::scheduler::{InferResult, answer_found, record_miss, request_trace};
 use pharos_os::clock;
 use request::{EnsembleRequest, StepOutputs};
 pub(crate) use responses::Responses;
@@ -66,7 +66,7 @@ pub(crate) trait Members: Send + Sync + Sized + 'static {
     /// Returns the model of a step as it serves now.
     ///
     /// # Errors
-    /// It is unknown or not ready.
+    /// The member is unknown or not ready.
     fn member(&self, step: &Step) -> Result<Arc<Self::Member>, InferError>;
 
     /// Returns a replaced version of a step's model that began the sequence with this id and still runs it.
@@ -87,7 +87,7 @@ pub(crate) trait Members: Send + Sync + Sized + 'static {
         self: &Arc<Self>,
         member: &Arc<Self::Member>,
         request: Box<InferRequest>,
-    ) -> impl Future<Output = Answer> + Send;
+    ) -> impl Future<Output = InferResult> + Send;
 
     /// Checks and starts a request of a decoupled step.
     ///
@@ -213,19 +213,21 @@ pub(crate) fn infer<M: Members>(
     target: Target<'_, M>,
     mut request: InferRequest,
     checked: Checked,
-) -> Pin<Box<dyn Future<Output = Answer> + Send + '_>> {
+) -> Pin<Box<dyn Future<Output = InferResult> + Send + '_>> {
     Box::pin(async move {
         let Target { version, ensemble, .. } = target;
         request.timeline.queue_start = clock::now();
         let mut unanswered = Unanswered::new(version, ensemble, &request);
         let mut miss = None;
-        // The keys are those of the members with which the ensemble was loaded.
-        let may_cache = || request.is_cacheable() && !target.members.has_replaced_members(version);
-        if let Some(cache) = ensemble.cache.as_ref().filter(|_| may_cache()) {
+        // The keys contain the members with which the ensemble was loaded.
+        if let Some(cache) = &ensemble.cache
+            && request.is_cacheable()
+            && !target.members.has_replaced_members(version)
+        {
             match cache.look_up(version.config(), &request, checked.batch_size).await {
                 Found::Hit(entry, times) => {
                     unanswered.answered = true;
-                    return Ok(answer_found((version.config(), version.series()), &request, &entry, times));
+                    return Ok(answer_found(version.config(), version.series(), &request, &entry, times));
                 }
                 Found::Miss(not_found) => miss = Some(not_found),
             }
@@ -260,14 +262,14 @@ fn run_and_store<M: Members>(
     request: InferRequest,
     miss: Miss,
 ) -> impl Future<Output = Missed<M>> + Send + use<M> {
-    let (members, version) = (Arc::clone(target.members), Arc::clone(target.version));
+    let members = Arc::clone(target.members);
+    let version = Arc::clone(target.version);
     async move {
-        let not_found = || InferError::internal("a model is not an ensemble");
-        let ensemble = version.ensemble().ok_or_else(not_found)?;
+        let ensemble = version.ensemble().ok_or_else(|| InferError::internal("a model is not an ensemble"))?;
         let target = Target { members: &members, version: &version, ensemble };
         let (request, response) = run(&target, request).await?;
         let times = ensemble.cache.as_ref().map(|cache| {
-            // The key is that of the members with which the ensemble was loaded. A replaced member serves before the ensemble is
+            // The key contains the members with which the ensemble was loaded. A replaced member serves before the ensemble is
             // loaded again.
             match members.has_replaced_members(&version) {
                 true => miss.pass_on(&response),

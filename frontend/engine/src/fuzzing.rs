@@ -9,6 +9,6 @@ use crate::launch::unpack::{Limits, unpack};
 ///
 /// # Errors
 /// The archive is refused.
-pub fn unpack_environment(archive: &Path, target: &Path, (bytes, files): (u64, u64)) -> std::io::Result<()> {
+pub fn unpack_environment(archive: &Path, target: &Path, bytes: u64, files: u64) -> std::io::Result<()> {
     unpack(&File::open(archive)?, target, &Limits { bytes, files })
 }

@@ -12,6 +12,7 @@ mod memory;
 mod model_memory;
 pub mod onnxruntime;
 mod process;
+mod sample_ring;
 mod scheduler;
 mod serving;
 pub mod shared_memory;

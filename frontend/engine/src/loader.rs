@@ -4,28 +4,22 @@
 //! A model that fails to load does not affect others; it is listed with its reason.
 
 mod change;
-mod checksums;
-mod client_configuration;
-mod configure;
 mod control;
-mod dependents;
 mod ensembles;
-mod load;
+mod locks;
 mod memory_budget;
-mod memory_sizes;
-mod namespaces;
 mod on_demand;
 mod poll;
 mod prepare;
-mod unloading;
+mod version;
 mod worker_calls;
-mod worker_rights;
 
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pharos::error::InferError;
 use pharos::id::bare_name;
 use pharos::metrics::cache::Cache;
 use pharos::model::LoadLimits;
@@ -43,11 +37,11 @@ use crate::memory::PinnedPool;
 use crate::model_memory::MemoryUse;
 use crate::process::{ForkServers, StartWorkers};
 use crate::scheduler::{Limits, Timer};
-use crate::serving::{ModelTable, Shared, Unfinished};
+use crate::serving::{ModelTable, SharedResources, Unfinished};
 use crate::store;
-use crate::store::{Stores, TemporaryDirectories};
-pub(crate) use client_configuration::brings_code;
-use control::{LoadRequest, Locks};
+use crate::store::{Overrides, Stores, TemporaryDirectories};
+use change::OnLoadFailure;
+use locks::Locks;
 use memory_budget::MemoryBudget;
 pub(crate) use on_demand::wait_limit;
 use pharos_os::descriptors::Descriptors;
@@ -55,6 +49,7 @@ use pharos_os::event_loops::EventLoops;
 use pharos_os::{blocking, clock};
 use pharos_telemetry::system::{Devices, HostPolicies};
 use poll::{Fingerprints, Poll};
+pub(crate) use prepare::brings_code;
 
 /// How long an accepted request may take until it is queued, when the server exits.
 const QUEUED: Duration = Duration::from_secs(1);
@@ -166,9 +161,9 @@ pub struct Settings {
 /// The longest times in microseconds that workers look for their next frame before they sleep; 0 to sleep at once.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkerSpin {
-    /// That of most workers.
+    /// The spin limit without a CPU quota.
     pub usual_us: u32,
-    /// That of workers whose processor time is limited.
+    /// The spin limit under a CPU quota.
     pub limited_us: u32,
 }
 
@@ -179,6 +174,33 @@ pub struct Threads {
     pub event_loops: EventLoops,
     /// Runs the loads and unloads that requests ask for; the runtime in which the loader is created if `None`.
     pub loading: Option<Handle>,
+}
+
+/// The result of a load; the error is for the client.
+type Loaded = Result<(), InferError>;
+
+/// A model to load or to check again.
+#[derive(Clone, Default)]
+struct LoadRequest {
+    name: String,
+    overrides: Option<Arc<Overrides>>,
+    /// Whether the server loads it by itself, neither for a client nor as a member of an ensemble.
+    by_itself: bool,
+    /// Whether a client has sent the overrides; otherwise they come from an earlier load.
+    overriding: bool,
+    /// Whether it is loaded by itself only because a request is loading it already: it may be unloaded when it has no use.
+    after_request: bool,
+    /// Whether to reload it even if it has not changed.
+    reload: bool,
+    /// The model of the worker that loads it with a configuration or files.
+    owner: Option<String>,
+    failing: OnLoadFailure,
+}
+
+impl LoadRequest {
+    fn new(name: &str, overrides: Option<Arc<Overrides>>) -> Self {
+        Self { name: name.to_owned(), overrides, ..Self::default() }
+    }
 }
 
 /// Loads and unloads the models of this server.
@@ -229,7 +251,7 @@ impl Loader {
             }
         }
         let response_cache = settings.response_cache.as_ref();
-        let shared = Shared {
+        let shared = SharedResources {
             limits: settings.rate_limits.clone().map(Limits::new),
             response_cache: response_cache.map(|settings| Arc::new(ResponseCache::new(settings, cache.clone()))),
             pinned: PinnedPool::new(settings.pinned_pool),
@@ -255,7 +277,7 @@ impl Loader {
         })
     }
 
-    /// Lets others start the workers, and not this machine.
+    /// Replaces the process launcher in tests.
     #[cfg(test)]
     pub(crate) fn with_workers(self, workers: Arc<dyn StartWorkers>) -> Self {
         Self { workers, ..self }
@@ -285,7 +307,8 @@ impl Loader {
         let all = self.list_blocking().await?;
         // Without a model to load at the start, models may be added later.
         let by_request = self.settings.mode == Mode::Explicit && self.settings.at_start == AtStart::Named(Vec::new());
-        let (stores, warns) = (self.stores.clone(), all.is_empty() && !by_request);
+        let stores = self.stores.clone();
+        let warns = all.is_empty() && !by_request;
         blocking::run(move || stores.announce(warns)).await.map_err(io::Error::other)?;
         let mut others = Vec::new();
         let names = match &self.settings.at_start {
@@ -369,7 +392,6 @@ impl Loader {
             }
             Err(error) => tracing::error!("cannot list the repositories; the index shows only known models: {error}"),
         }
-        let bare = |entry: IndexEntry| IndexEntry { name: bare_name(&entry.name).to_owned(), ..entry };
         let mut index = states.index(ready_only);
         for entry in index.iter_mut().filter(|entry| entry.state == Some(State::Ready)) {
             let versions = snapshot.serving.get(&entry.name);
@@ -380,7 +402,9 @@ impl Loader {
             }
         }
         if self.stores.namespaces() {
-            index = index.into_iter().map(bare).collect();
+            for entry in &mut index {
+                entry.name = bare_name(&entry.name).to_owned();
+            }
         }
         index
     }

@@ -77,7 +77,8 @@ impl Inputs {
         let end = offset.checked_add(len)?;
         let within = |block: &&Block| block.offset <= offset && end <= block.offset + block.len;
         lease.blocks.iter().find(within)?;
-        let (start, length) = (usize::try_from(offset).ok()?, usize::try_from(len).ok()?);
+        let start = usize::try_from(offset).ok()?;
+        let length = usize::try_from(len).ok()?;
         // SAFETY: Only checks the bounds; the slice is dropped immediately.
         unsafe { lease.inputs.memory.slice(start, length) }?;
         Some(Bytes::from_owner(PassedOnInput { lease: lease.clone(), start, length }))
@@ -176,7 +177,8 @@ impl Outputs {
     /// Takes a block that a Done frame names; it is released when the last clone or slice of the result is dropped. `None` if the
     /// block is not within the arena, or if it must be copied and too much is copied already.
     pub(crate) fn take(self: &Arc<Self>, offset: u64, len: u64) -> Option<Bytes> {
-        let (start, length) = (usize::try_from(offset).ok()?, usize::try_from(len).ok()?);
+        let start = usize::try_from(offset).ok()?;
+        let length = usize::try_from(len).ok()?;
         // SAFETY: Only checks the bounds; the slice is dropped immediately.
         unsafe { self.memory.slice(start, length) }?;
         let held = {
@@ -290,7 +292,8 @@ pub(crate) struct Arenas {
 /// # Errors
 /// The system has no descriptors, memory or address space left.
 pub(crate) fn create() -> io::Result<(Arenas, OwnedFd, OwnedFd)> {
-    let (inputs, outputs) = (shm::create("pharos-inputs", CAPACITY)?, shm::create("pharos-outputs", CAPACITY)?);
+    let inputs = shm::create("pharos-inputs", CAPACITY)?;
+    let outputs = shm::create("pharos-outputs", CAPACITY)?;
     let length = usize::try_from(CAPACITY).map_err(io::Error::other)?;
     let mut arena = Arena::new(CAPACITY);
     // Never released: the flags are at offset 0.

@@ -24,9 +24,9 @@ pub(crate) struct Totals {
     pub(crate) used: u64,
     /// Of those for which memory is reserved and whose load has not begun.
     pub(crate) reserved: u64,
-    /// Of those that are being loaded.
+    /// Memory of versions that are being loaded.
     pub(crate) loading: u64,
-    /// Of those that are ending.
+    /// Memory of versions that are ending.
     pub(crate) ending: u64,
 }
 
@@ -82,7 +82,7 @@ impl MemoryUse {
         self.beyond(needed.iter().filter(|(_, bytes)| *bytes > 0), Totals::lasting)
     }
 
-    /// Returns the bytes that models use beyond the limit in each memory, without those that are ending; other memories have no
+    /// Returns the bytes that models use beyond the limit in each memory, without versions that are ending; other memories have no
     /// entry.
     pub(crate) fn excess(&self) -> MemoryBytes {
         self.beyond(self.limits.iter().map(|(memory, _)| (memory, 0)), Totals::lasting)
@@ -90,7 +90,8 @@ impl MemoryUse {
 
     fn beyond(&self, needed: impl Iterator<Item = (Memory, u64)>, used: impl Fn(&Totals) -> u64) -> MemoryBytes {
         let beyond = needed.filter_map(|(memory, bytes)| {
-            let (used, limit) = (used(&self.totals(memory)), self.limits.get(memory)?);
+            let used = used(&self.totals(memory));
+            let limit = self.limits.get(memory)?;
             Some((memory, used.saturating_add(bytes).saturating_sub(limit))).filter(|(_, bytes)| *bytes > 0)
         });
         beyond.collect()
@@ -189,7 +190,7 @@ impl MemoryShare {
 }
 
 impl Stage {
-    /// Returns the sum of the versions in this stage, apart from that of all.
+    /// Returns the sum of the versions in this stage.
     fn total(self, totals: &mut Totals) -> Option<&mut u64> {
         match self {
             Self::Reserved => Some(&mut totals.reserved),
@@ -219,7 +220,8 @@ mod tests {
         let memory = MemoryUse::new(bytes(1000, 10));
         let of = |memory: &MemoryUse| [memory.totals(Memory::Main), memory.totals(Memory::Gpu(0))];
         let totals = |used, reserved, loading, ending| Totals { used, reserved, loading, ending };
-        let (first, second) = (memory.reserve(bytes(100, 1)), memory.reserve(bytes(50, 0)));
+        let first = memory.reserve(bytes(100, 1));
+        let second = memory.reserve(bytes(50, 0));
         assert_eq!(of(&memory), [totals(150, 150, 0, 0), totals(1, 1, 0, 0)]);
         first.begin_load();
         assert_eq!(of(&memory), [totals(150, 50, 100, 0), totals(1, 0, 1, 0)]);

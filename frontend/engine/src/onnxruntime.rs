@@ -21,9 +21,13 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// # Errors
 /// The flag or variable names a file that does not exist.
 pub fn find(flag: Option<&Path>) -> Result<Option<PathBuf>, String> {
-    let named = flag.map(|path| ("--onnxruntime-library", path.to_owned()));
-    let variable = std::env::var_os("ORT_DYLIB_PATH").filter(|value| !value.is_empty());
-    let named = named.or_else(|| variable.map(|value| ("ORT_DYLIB_PATH", PathBuf::from(value))));
+    let named = match flag {
+        Some(path) => Some(("--onnxruntime-library", path.to_owned())),
+        None => {
+            let variable = std::env::var_os("ORT_DYLIB_PATH").filter(|value| !value.is_empty());
+            variable.map(|value| ("ORT_DYLIB_PATH", PathBuf::from(value)))
+        }
+    };
     match named {
         Some((_, path)) if path.is_file() => Ok(Some(path)),
         Some((source, path)) => Err(format!("invalid {source} '{}': not a file", path.display())),

@@ -1,17 +1,15 @@
 //! Starts a worker process with the descriptors that it inherits, and forwards its output: metric lines into the metrics, other
 //! lines into the log. Runs Python workers to complete configurations, and diagnoses why one does not start.
 
-mod affinity;
 mod complete;
 mod diagnosis;
 mod fork_server;
 mod output;
 mod spawn;
-mod start;
-mod temporary;
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::pin::Pin;
 use std::process::ExitStatus;
 use std::sync::Arc;
@@ -23,6 +21,7 @@ use tokio::net::UnixStream;
 
 use crate::launch::Launch;
 use crate::memory::{self, Arenas};
+use crate::sample_ring::SampleRing;
 use crate::wire::{Link, LinkParts};
 pub(crate) use complete::{Question, complete};
 pub(crate) use diagnosis::{why_not_loaded, why_not_started};
@@ -30,10 +29,8 @@ pub(crate) use fork_server::ForkServers;
 pub(crate) use output::Printed;
 use pharos_os::event_loops::EventLoop;
 use pharos_os::sockets;
-use pharos_telemetry::metrics::Ring;
 use pharos_telemetry::system::ChosenDevice;
-use start::{Inherited, Start};
-pub(crate) use temporary::TemporaryFiles;
+pub(crate) use spawn::TemporaryFiles;
 
 /// Starts the processes of workers.
 pub(crate) trait StartWorkers: Send + Sync {
@@ -46,7 +43,8 @@ pub(crate) trait StartWorkers: Send + Sync {
         &'a self,
         launch: &'a Launch,
         placement: &'a ProcessPlacement<'a>,
-        output: (Printed, EventLoop),
+        printed: Printed,
+        event_loop: EventLoop,
     ) -> Pin<Box<dyn Future<Output = io::Result<Worker>> + Send + 'a>>;
 }
 
@@ -58,13 +56,13 @@ pub(crate) trait WorkerProcess: Send + Sync {
     /// Waits for its end.
     ///
     /// # Errors
-    /// Its exit status is unknown.
+    /// The exit status is unknown.
     fn wait(&mut self) -> Pin<Box<dyn Future<Output = io::Result<ExitStatus>> + Send + '_>>;
 
     /// Kills it, and does not wait for its end.
     ///
     /// # Errors
-    /// It has ended.
+    /// The process has ended.
     fn start_kill(&mut self) -> io::Result<()>;
 
     /// Describes how it ended with this status.
@@ -97,16 +95,19 @@ impl StartWorkers for Arc<ForkServers> {
         &'a self,
         launch: &'a Launch,
         placement: &'a ProcessPlacement<'a>,
-        output: (Printed, EventLoop),
+        printed: Printed,
+        event_loop: EventLoop,
     ) -> Pin<Box<dyn Future<Output = io::Result<Worker>> + Send + 'a>> {
-        Box::pin(start((launch, self), placement, output))
+        Box::pin(start(launch, self, placement, printed, event_loop))
     }
 }
 
 async fn start(
-    (launch, fork_servers): (&Launch, &Arc<ForkServers>),
+    launch: &Launch,
+    fork_servers: &Arc<ForkServers>,
     placement: &ProcessPlacement<'_>,
-    (printed, event_loop): (Printed, EventLoop),
+    printed: Printed,
+    event_loop: EventLoop,
 ) -> io::Result<Worker> {
     let mut attempt = 0;
     loop {
@@ -122,12 +123,51 @@ async fn start(
             temporary: connection.temporary.as_ref().map(TemporaryFiles::path),
             limit: placement.start_timeout,
         };
-        let Some(started) = spawn::start(start, (fork_servers, attempt)).await? else { continue };
+        let Some(started) = spawn::start(start, fork_servers, attempt).await? else { continue };
         output::forward_errors(started.errors, &printed.name);
         output::forward_output(started.output, printed);
         let Connection { socket, frames, regions, arenas, ring, temporary } = connection;
         let link = Link::new(LinkParts { socket, event_loop, frames, regions, arenas, ring });
         return Ok(Worker { process: Box::new(started.process), link, temporary });
+    }
+}
+
+/// A process to start.
+struct Start<'a> {
+    launch: &'a Launch,
+    arguments: Vec<String>,
+    inherited: Inherited,
+    /// The processors to which it is bound; empty for all.
+    processors: &'a [usize],
+    /// The files of the process apart from the standard streams, with their numbers.
+    files: Vec<(OwnedFd, i32)>,
+    /// Whether it reads its standard input.
+    reads: bool,
+    /// The directory for its temporary files, if it is in a sandbox.
+    temporary: Option<&'a Path>,
+    /// The time limit of its start.
+    limit: Duration,
+}
+
+/// The threads and GPUs of a process, which its environment variables name unless this process has them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Inherited {
+    /// The number of threads that one execution may use.
+    threads: u32,
+    /// The GPUs that the process sees, as CUDA names them.
+    gpus: Option<String>,
+}
+
+impl Inherited {
+    /// Returns the names and values of the variables, except variables that `inherits` returns true for: an operator has set them. The
+    /// GPUs are always set, because the server has placed the process.
+    fn variables(&self, inherits: impl Fn(&str) -> bool) -> Vec<(String, String)> {
+        let threads = ("OMP_NUM_THREADS", self.threads.to_string());
+        // Makes device numbers equal in all processes.
+        let order = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID".to_owned());
+        let defaults = [threads, order].into_iter().filter(|(name, _)| !inherits(name));
+        let gpus = self.gpus.clone().map(|gpus| ("CUDA_VISIBLE_DEVICES", gpus));
+        defaults.chain(gpus).map(|(name, value)| (name.to_owned(), value)).collect()
     }
 }
 
@@ -137,7 +177,7 @@ struct Connection {
     frames: (Producer, Consumer),
     regions: OwnedFd,
     arenas: Arenas,
-    ring: Ring,
+    ring: SampleRing,
     temporary: Option<TemporaryFiles>,
 }
 
@@ -151,7 +191,7 @@ impl Connection {
         let (arenas, inputs, outputs) = memory::create()?;
         let memory_of_frames = ring::create()?;
         let frames = ring::of_frontend(&memory_of_frames)?;
-        let (ring, metrics, wake) = Ring::create(instance)?;
+        let (ring, metrics, wake) = SampleRing::create(instance)?;
         let (regions, worker_regions) = regions_socket()?;
         sockets::refuse_descriptors(&socket);
         sockets::refuse_descriptors(&regions);
@@ -203,4 +243,20 @@ fn cannot_start(launch: &Launch, error: &io::Error) -> io::Error {
     };
     let user = launch.user.as_ref().map(|user| format!(" as the user '{}'", user.name())).unwrap_or_default();
     io::Error::new(error.kind(), format!("{what} cannot be started{user}: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_of_the_operator_remain() {
+        let inherited = Inherited { threads: 4, gpus: Some("GPU-a".to_owned()) };
+        let names = |inherits: fn(&str) -> bool| -> Vec<String> {
+            inherited.variables(inherits).into_iter().map(|(name, _)| name).collect()
+        };
+        assert_eq!(names(|_| false), ["OMP_NUM_THREADS", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"]);
+        assert_eq!(names(|name| name == "OMP_NUM_THREADS"), ["CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"]);
+        assert_eq!(names(|_| true), ["CUDA_VISIBLE_DEVICES"]);
+    }
 }

@@ -2,23 +2,18 @@
 //! instances and time meet.
 //!
 //! There is no driver task. The caller that brings an event (a request, a reply, a timer) takes the lock, passes the event to the
-//! scheduler, collects its decisions, releases the lock and performs them. This saves two task switches per request. Tensors are
-//! never copied and clients never answered under the lock.
+//! scheduler, collects its decisions, releases the lock and performs them: a *turn*. This saves two task switches per request.
+//! Tensors are never copied and clients never answered under the lock.
+//!
+//! Here is the turn. [`queue`] has the requests that no instance executes yet, [`in_flight`] the batches at the instances,
+//! [`answers`] the way of the answers, and [`stream`] the requests of decoupled models.
 
-mod answer;
-mod cached;
-mod cancel;
-mod decide;
-mod deferred;
-mod effects;
-mod failure;
+mod answers;
+mod in_flight;
 mod limits;
-mod load;
 pub(crate) mod placement;
+mod queue;
 pub(crate) mod request_trace;
-mod reschedule;
-mod retire;
-mod sequence;
 pub(crate) mod settings;
 mod stream;
 #[cfg(test)]
@@ -26,44 +21,40 @@ pub(crate) mod test_driver;
 mod timer;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use pharos::error::InferError;
-use pharos::id::{InstanceId, ModelVersion, RequestId, RequestMap};
+use pharos::id::{CorrelationId, InstanceId, ModelVersion, RequestId, RequestMap};
 use pharos::infer::{InferRequest, InferResponse};
-use pharos::metrics::cache::Cache;
 use pharos::metrics::log_throttle::Throttle;
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
-use pharos::model::{Checked, ModelConfig, Scheduling};
-use pharos::scheduler::{self, InSequence, RejectReason, Reorder, Scheduler, Ticket};
+use pharos::model::{Checked, ModelConfig};
+use pharos::scheduler::rate_limiter::{self, RateLimiter};
+use pharos::scheduler::{self, Action, InSequence, Reorder, Scheduler, Ticket};
 use pharos::timeline::{Instant, Timeline};
-use pharos::wire::Done;
-use tokio::sync::oneshot;
+use pharos::wire::{Resumed, SequenceStep, ToWorker, flags};
 
-use crate::cache::{Found, Miss, ModelCache};
-use crate::wire::{Part, SharedLink};
-use pharos_os::clock;
-
-pub(crate) use cached::{answer_found, record_miss};
-use cancel::CancelOnDrop;
-use deferred::Deferred;
-use effects::Effects;
+use crate::cache::{Miss, ModelCache};
+use crate::wire::{Part, SharedLink, ToSend};
+use in_flight::{InFlight, Member, Unsent};
 use limits::Grant;
 pub(crate) use limits::{Limits, Registration};
-use load::BusyTime;
 pub(crate) use pharos::service::Streamed;
+use pharos_os::{blocking, clock};
+use placement::Placement;
+pub(crate) use queue::{answer_found, record_miss};
 pub(crate) use stream::Responses;
-use stream::{OneReply, Reply};
+use stream::{Flow, Reply};
 pub(crate) use timer::Timer;
 
-/// The maximum number of priority levels with series from the start; a model may have any number of levels.
-const MAX_LEVELS: u64 = 16;
+/// Batches with more bytes are not copied on the timer's thread, which other models need.
+const LONG: usize = 64 << 10;
 
 /// The answer to a request.
-pub(crate) type Answer = Result<InferResponse, InferError>;
+pub(crate) type InferResult = Result<InferResponse, InferError>;
 
 /// A request with the receiver of its answer.
 struct Request {
@@ -75,51 +66,11 @@ struct Request {
     miss: Option<Miss>,
 }
 
-/// A batch that was sent to an instance.
-struct InFlight {
-    batch: u64,
-    /// The row of its flags in the instance's arena.
-    flags: u8,
-    /// Whether one of its flags is set.
-    given_up: bool,
-    /// In batch order, padding included.
-    requests: Vec<(RequestId, Request)>,
-}
-
-/// A ready instance.
-struct Member {
-    link: SharedLink,
-    /// In the order of sending; the first one executes.
-    in_flight: Vec<InFlight>,
-    /// Unanswered requests of finished batches.
-    deferred: Deferred,
-    /// When the first batch began to execute, by the frontend's clock.
-    executing_since: Instant,
-    /// The time in which it was not idle.
-    busy: BusyTime,
-}
-
-impl Member {
-    /// Returns whether it has no batches and no deferred requests.
-    fn is_idle(&self) -> bool {
-        self.in_flight.is_empty() && self.deferred.is_empty()
-    }
-
-    /// Removes a batch that is no longer in flight.
-    fn take(&mut self, position: usize) -> InFlight {
-        let batch = self.in_flight.remove(position);
-        if batch.given_up {
-            self.link.arenas.inputs.clear_flags(batch.flags);
-        }
-        batch
-    }
-}
-
 struct State {
     scheduler: Box<dyn Scheduler>,
     queued: RequestMap<Request>,
     members: HashMap<InstanceId, Member>,
-    order: Option<Reorder<(Request, Answer)>>,
+    order: Option<Reorder<(Request, InferResult)>>,
     next_batch: u64,
     /// The busy time of instances that were removed.
     busy_of_removed_ns: u64,
@@ -162,7 +113,7 @@ pub(crate) struct Driver {
     limits: Option<Registration>,
     /// Present if the model uses the response cache.
     cache: Option<ModelCache>,
-    /// Whether an instance executes other files than those that were loaded, so that no response may be stored or found.
+    /// Whether an instance executes other files than the model was loaded with, so that no response may be stored or found.
     caching_stopped: AtomicBool,
     /// The counts of [`Driver::sequences`] that the metrics already include.
     sequences_recorded: [AtomicU64; 3],
@@ -174,21 +125,57 @@ pub(crate) struct Driver {
     this: Weak<Driver>,
 }
 
+/// A batch to gather and send.
+struct Send {
+    instance: InstanceId,
+    link: SharedLink,
+    batch: u64,
+    flags: u8,
+    parts: Vec<Arc<Part>>,
+    /// One step for each part of a model with sequences.
+    steps: Vec<Option<SequenceStep>>,
+    /// For a decoupled model, the requests that had responses in an earlier batch, by position.
+    flows: Vec<(u32, Arc<Flow>)>,
+}
+
+/// The effects of a turn that are performed after the lock is released.
+#[derive(Default)]
+struct Effects {
+    /// Sequences whose ends are announced to instances, before the batches.
+    ended: Vec<(SharedLink, Vec<u64>)>,
+    sends: Vec<Send>,
+    /// Sequences that were restarted while they were active.
+    restarted: Vec<CorrelationId>,
+    /// Answers to send, in order.
+    answers: Vec<(Request, InferResult)>,
+    /// Whether the rate limiter was called, so that resources may be free.
+    limiter_called: bool,
+    /// A grant of resources to an instance of another driver.
+    grant: Option<Grant>,
+}
+
+impl Effects {
+    /// Returns whether copying the inputs of the batches takes long.
+    fn is_long(&self) -> bool {
+        let inputs = self.sends.iter().flat_map(|send| &send.parts).flat_map(|part| &part.request.inputs);
+        inputs.map(|input| input.tensor.data.bytes_here()).sum::<usize>() > LONG
+    }
+}
+
 impl Driver {
     /// Creates a driver without instances. With a registration, they execute only when the rate limiter permits it.
     pub(crate) fn new(settings: DriverSettings, timer: Arc<Timer>) -> Arc<Self> {
-        let DriverSettings { config, series, scheduling, limits, cache } = settings;
-        let settings = scheduler::Settings { rate_limited: limits.is_some(), ..scheduling };
+        let DriverSettings { config, series, mut scheduling, limits, cache } = settings;
+        scheduling.rate_limited = limits.is_some();
         // Responses of decoupled models leave immediately, and their batches may last long, so no batch waits behind another.
-        let settings = scheduler::Settings { prefetch: settings.prefetch && !config.decoupled, ..settings };
-        let ordered = settings.preserve_ordering && !config.decoupled;
-        let priority_levels = settings.priority_levels;
-        let order = ordered.then(Reorder::new);
+        scheduling.prefetch &= !config.decoupled;
+        let ordered = scheduling.preserve_ordering && !config.decoupled;
+        let priority_levels = scheduling.priority_levels;
         let state = State {
-            scheduler: scheduler::create(settings),
+            scheduler: scheduler::create(scheduling),
             queued: RequestMap::default(),
             members: HashMap::new(),
-            order,
+            order: ordered.then(Reorder::new),
             next_batch: 0,
             busy_of_removed_ns: 0,
             unrecorded_busy_ns: HashMap::new(),
@@ -197,7 +184,6 @@ impl Driver {
             closed: false,
             armed: None,
         };
-        let next_request = AtomicU64::new(1);
         Arc::new_cyclic(|this| {
             if let Some(registration) = &limits {
                 registration.bind(this);
@@ -208,7 +194,7 @@ impl Driver {
                 series,
                 state: Mutex::new(state),
                 timer,
-                next_request,
+                next_request: AtomicU64::new(1),
                 ordered,
                 priority_levels,
                 limits,
@@ -221,195 +207,6 @@ impl Driver {
                 this: this.clone(),
             }
         })
-    }
-
-    /// Answers a checked request from the response cache or the queue. Dropping the future cancels the request.
-    ///
-    /// # Errors
-    /// The request is invalid, the queue refuses it, or the backend fails.
-    pub(crate) async fn infer(&self, mut request: Box<InferRequest>, checked: Checked) -> Answer {
-        let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
-        let mut now = clock::now();
-        request.timeline.queue_start = now;
-        request_trace::queued(&self.model, &request);
-        let mut miss = None;
-        if let Some(cache) = self.cache.as_ref().filter(|_| request.is_cacheable() && self.may_cache()) {
-            // Boxed: requests without the cache should not move the large futures.
-            match Box::pin(self.look_up(cache, id, &request, &checked)).await {
-                Found::Hit(entry, times) => {
-                    let part = Part { request: *request, checked, padding: false };
-                    return Box::pin(self.answer_hit(id, part, entry, times)).await;
-                }
-                Found::Miss(not_found) => miss = Some(not_found),
-            }
-            now = clock::now();
-            request.timeline.queue_start = now;
-        }
-        let ticket = ticket(id, &request, &checked);
-        let (reply, answer) = oneshot::channel();
-        let reply = Reply::One(OneReply::new(reply, self.ordered));
-        let part = Arc::new(Part { request: *request, checked, padding: false });
-        let cancel = CancelOnDrop::new(self, id);
-        self.turn(now, |state| {
-            state.queued.insert(id, Request { part, reply, retried: false, miss });
-            if let Some(order) = &mut state.order {
-                order.expect(id);
-            }
-            record::request_pending(&self.series, 1);
-            state.scheduler.enqueue(ticket, now);
-        });
-        let answer = answer.await;
-        cancel.disarm();
-        answer.unwrap_or_else(|_| lost())
-    }
-
-    /// Adds an instance that is ready for batches. A retired instance is not added again.
-    pub(crate) fn instance_ready(&self, instance: InstanceId, link: SharedLink) {
-        let now = clock::now();
-        self.turn(now, |state| {
-            if state.retired.contains(&instance) {
-                return;
-            }
-            let busy = BusyTime::default();
-            let (in_flight, deferred) = (Vec::new(), Deferred::new());
-            state.members.insert(instance, Member { link, in_flight, deferred, executing_since: now, busy });
-            state.scheduler.instance_ready(instance, now);
-        });
-    }
-
-    /// Rejects all waiting requests because the server's shutdown limit is over; lost requests are no longer retried.
-    pub(crate) fn give_up(&self) {
-        let now = clock::now();
-        self.turn(now, |state| {
-            state.closed = true;
-            state.scheduler.reject_all(RejectReason::Exiting, now);
-        });
-    }
-
-    /// Returns the number of open sequences that shutdown waits for. Sequences with implicit start end only by idleness, so they are
-    /// not waited for.
-    pub(crate) fn sequences_to_end(&self) -> usize {
-        if matches!(&self.config.scheduling, Scheduling::Sequence(batching) if batching.implicit_start) {
-            return 0;
-        }
-        self.open_sequences()
-    }
-
-    /// Returns the number of sequences that have begun and not ended.
-    pub(crate) fn open_sequences(&self) -> usize {
-        self.lock().scheduler.sequences().map_or(0, |counts| counts.active + counts.backlogged)
-    }
-
-    /// Rejects waiting requests after an instance has broken, if there is no other instance.
-    pub(crate) fn reject_if_alone(&self) {
-        let now = clock::now();
-        self.turn(now, |state| {
-            if !state.has_open_member() {
-                state.scheduler.reject_all(RejectReason::NoInstance, now);
-            }
-        });
-    }
-
-    /// Rejects requests that have waited longer than `longest`, if no instance is ready and none has answered anything for that
-    /// time. The first of their consecutive losses was at `lost`.
-    pub(crate) fn reject_waiting(&self, longest: Duration, lost: Instant) {
-        let now = clock::now();
-        let ns = u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX);
-        self.turn(now, |state| {
-            // Between losses, instances may have served.
-            if !state.has_open_member() && now - lost.max(state.last_answered) >= longest {
-                let queued = Instant(now.0.saturating_sub(ns));
-                state.scheduler.reject_queued_before(queued, RejectReason::NotRestarted, now);
-            }
-        });
-    }
-
-    /// Refuses new requests and finishes the waiting ones.
-    pub(crate) fn stop(&self) {
-        let now = clock::now();
-        self.turn(now, |state| state.scheduler.stop(now));
-    }
-
-    /// Returns the number of accepted requests without an answer.
-    pub(crate) fn unanswered(&self) -> usize {
-        let state = self.lock();
-        let flying: usize =
-            state.members.values().flat_map(|member| &member.in_flight).map(|b| b.count() as usize).sum();
-        let deferred: usize = state.members.values().map(|member| member.deferred.len()).sum();
-        state.queued.len() + flying + deferred
-    }
-
-    /// Returns when the currently executing batch of an instance was sent, if there is one.
-    pub(crate) fn executing_since(&self, instance: InstanceId) -> Option<Instant> {
-        let state = self.lock();
-        let member = state.members.get(&instance)?;
-        let first = member.in_flight.first()?;
-        let mut moved = first.requests.iter().map(|(_, request)| request.reply.moved_at());
-        // An instance that waits for a slow reader does not execute.
-        moved.try_fold(member.executing_since, |latest, moved| Some(latest.max(moved?)))
-    }
-
-    /// Handles a worker's reply to a batch.
-    pub(crate) fn batch_done(&self, instance: InstanceId, link: &SharedLink, mut done: Done) {
-        let now = clock::now();
-        let (mut finished, mut executing_since) = (None, now);
-        link.inputs_read(&done);
-        self.turn(now, |state| {
-            let Some(member) = state.members.get_mut(&instance) else { return };
-            let Some(position) = member.in_flight.iter().position(|batch| batch.batch == done.batch) else { return };
-            let mut batch = member.take(position);
-            state.last_answered = now;
-            executing_since = std::mem::replace(&mut member.executing_since, now);
-            // A batch that was sent second and finished first (two threads sent concurrently) was never counted as executing.
-            let executing = if position > 0 { Some(&batch) } else { member.in_flight.first() };
-            if let Some(executing) = executing {
-                record::request_pending(&self.series, -executing.count());
-            }
-            batch.keep_deferred(&mut done, &mut member.deferred);
-            member.update_busy_time(now);
-            if !done.rescheduled.is_empty() {
-                self.reschedule(state, &mut batch, &mut done, now);
-            }
-            finished = Some(batch);
-            state.scheduler.batch_done(instance, now);
-        });
-        if let Some(batch) = finished {
-            batch.requests.iter().for_each(|(_, request)| request_trace::executed_by(&request.part, instance));
-            self.answer_batch(batch.requests, link, &done, (executing_since, now));
-        }
-        link.inputs_lent(&done);
-    }
-
-    /// Moves the metrics that workers have sent into the cache.
-    pub(crate) fn drain_metrics(&self, cache: &Cache) {
-        let links: Vec<SharedLink> = self.lock().members.values().map(|member| member.link.clone()).collect();
-        for link in links {
-            link.ring.scrape(cache, &self.series);
-        }
-    }
-
-    /// Returns the bytes of inputs and outputs in each ready instance's arenas.
-    pub(crate) fn arenas_used(&self) -> Vec<(InstanceId, u64, u64)> {
-        let state = self.lock();
-        let members = state.members.iter();
-        let used = members.map(|(id, member)| {
-            let arenas = &member.link.arenas;
-            (*id, arenas.inputs.used(), arenas.outputs.used())
-        });
-        used.collect()
-    }
-
-    /// Returns the priority levels that have series from the start; others have series while requests wait there.
-    pub(crate) fn levels(&self) -> std::ops::RangeInclusive<u64> {
-        match self.priority_levels {
-            0 => 0..=0,
-            levels => 1..=levels.min(MAX_LEVELS),
-        }
-    }
-
-    /// Returns the waiting requests of the queue.
-    pub(crate) fn waiting(&self) -> scheduler::Waiting {
-        self.lock().scheduler.waiting()
     }
 
     /// Handles one event: passes it to the scheduler under the lock, then performs the decisions, and delivers freed resources to
@@ -443,18 +240,210 @@ impl Driver {
         effects
     }
 
-    /// Sends an answer that was made under the lock, through the order if the model keeps one. Sending on a oneshot channel only
-    /// stores the answer and wakes a task.
-    fn finish(&self, state: &mut State, id: RequestId, mut request: Request, answer: Answer) {
-        // Requests that wait for the same response must not also wait for this answer's turn.
-        request.miss = None;
-        let leaving = match &mut state.order {
-            Some(order) => order.finish(id, (request, answer)),
-            None => Some((request, answer)),
-        };
-        if let Some((request, answer)) = leaving {
+    /// Performs the part of the scheduler's decisions that runs under the lock.
+    fn decide(&self, state: &mut State, effects: &mut Effects, now: Instant) {
+        loop {
+            while let Some(action) = state.scheduler.poll_action(now) {
+                match action {
+                    Action::Execute { instance, requests, reason } => {
+                        record::batch_sent(&self.series, reason);
+                        self.start(state, effects, instance, &requests, now);
+                    }
+                    Action::ExecuteSteps { instance, slots, reason } => {
+                        record::batch_sent(&self.series, reason);
+                        self.start_steps(state, effects, instance, &slots, now);
+                    }
+                    Action::SequencesEnded { instance, keys } => {
+                        let link = state.members.get(&instance).map(|member| member.link.clone());
+                        effects.ended.extend(link.map(|link| (link, keys)));
+                    }
+                    Action::SequenceRestarted { request } => {
+                        let known = state.queued.get(&request);
+                        effects.restarted.extend(known.map(|known| known.part.request.correlation_id.clone()));
+                    }
+                    Action::Reject { request, reason } => self.reject(state, request, reason),
+                    Action::Acquire { instance } => {
+                        self.request_limiter(effects, instance, |limiter, member| limiter.stage(member, now));
+                    }
+                    Action::Withdraw { instance } => self.request_limiter(effects, instance, RateLimiter::withdraw),
+                    Action::Release { instance } => self.request_limiter(effects, instance, RateLimiter::release),
+                }
+            }
+            if !self.take_grant(state, effects, now) {
+                return;
+            }
+        }
+    }
+
+    /// Books a batch for an instance; it is sent after the lock is released.
+    fn start(
+        &self,
+        state: &mut State,
+        effects: &mut Effects,
+        instance: InstanceId,
+        requests: &[RequestId],
+        now: Instant,
+    ) {
+        let requests = requests.iter().filter_map(|id| Some((*id, state.queued.remove(id)?))).collect();
+        self.book(state, effects, instance, requests, Vec::new(), now);
+    }
+
+    /// Books a batch of these requests, padding included, for an instance. A model with sequences has one step for each request.
+    fn book(
+        &self,
+        state: &mut State,
+        effects: &mut Effects,
+        instance: InstanceId,
+        requests: Vec<(RequestId, Request)>,
+        steps: Vec<Option<SequenceStep>>,
+        now: Instant,
+    ) {
+        let Some(member) = state.members.get_mut(&instance) else { return };
+        let batch = state.next_batch;
+        state.next_batch += 1;
+        if member.in_flight.is_empty() {
+            member.executing_since = now;
+        }
+        let free_row = (0..flags::ROWS).find(|row| member.in_flight.iter().all(|flying| flying.flags != *row));
+        let flags = free_row.unwrap_or(flags::ROWS);
+        let mut parts = Vec::with_capacity(requests.len());
+        let mut flows = Vec::new();
+        for (place, (_, request)) in (0..).zip(&requests) {
+            parts.push(request.part.clone());
+            if let Some(flow) = request.reply.placed(&member.link, batch, place) {
+                flows.push((place, flow));
+            }
+        }
+        let flying = InFlight { batch, flags, given_up: false, requests };
+        if member.in_flight.is_empty() {
+            record::request_pending(&self.series, -flying.count());
+        }
+        member.in_flight.push(flying);
+        member.update_busy_time(now);
+        effects.sends.push(Send { instance, link: member.link.clone(), batch, flags, parts, steps, flows });
+    }
+
+    /// Sends batches and answers. Runs without the lock, because copying takes time.
+    fn perform(&self, effects: Effects) -> Option<Grant> {
+        let (mut grant, mut unsent) = self.perform_once(effects);
+        // A loop: any number of requests may fail one after the other.
+        while !unsent.is_empty() {
+            self.deliver(grant);
+            let now = clock::now();
+            let effects = self.effects(now, |state, _| self.unsent(state, unsent, now));
+            (grant, unsent) = self.perform_once(effects);
+        }
+        grant
+    }
+
+    /// Sends batches and answers. Returns the batches that could not be sent.
+    fn perform_once(&self, effects: Effects) -> (Option<Grant>, Vec<Unsent>) {
+        let mut unsent = Vec::new();
+        for (link, keys) in effects.ended {
+            link.send(&ToWorker::SequenceEnded(keys));
+        }
+        for sequence in effects.restarted {
+            self.notify_restarted(&sequence);
+        }
+        for Send { instance, link, batch, flags, parts, steps, flows } in effects.sends {
+            let resumed: Vec<Resumed> = flows.iter().map(|(request, flow)| flow.resumed(*request)).collect();
+            let resumed_now = resumed.clone();
+            let to_send = ToSend { batch, flags, parts: &parts, steps: &steps, controls: &[], resumed: resumed_now };
+            if let Err(error) = link.execute(&self.config, &to_send) {
+                unsent.push(Unsent { instance, batch, error });
+            }
+            for ((_, flow), sent) in flows.iter().zip(&resumed) {
+                flow.tell_since(sent);
+            }
+        }
+        for (request, answer) in effects.answers {
             request.reply.send(answer);
         }
+        (effects.grant, unsent)
+    }
+
+    /// Handles the alarm for `at` on the timer's thread. An alarm that was replaced by an earlier one does nothing.
+    fn handle_timeout(&self, at: Instant) {
+        let now = clock::now();
+        let effects = self.effects(now, |state, _| {
+            if state.armed == Some(at) {
+                state.armed = None;
+                state.scheduler.handle_timeout(now);
+            }
+        });
+        match (effects.is_long(), self.this.upgrade(), self.timer.runtime()) {
+            (true, Some(driver), Some(runtime)) => {
+                blocking::run_on(runtime, move || {
+                    let grant = driver.perform(effects);
+                    driver.deliver(grant);
+                });
+            }
+            _ => {
+                let grant = self.perform(effects);
+                self.deliver(grant);
+            }
+        }
+    }
+
+    /// Calls the rate limiter for the scheduler.
+    fn request_limiter(
+        &self,
+        effects: &mut Effects,
+        instance: InstanceId,
+        call: impl FnOnce(&mut RateLimiter, rate_limiter::Member),
+    ) {
+        if let Some(limits) = &self.limits {
+            limits.update(instance, call);
+            effects.limiter_called = true;
+        }
+    }
+
+    /// Returns whether the scheduler must decide again, because the limiter granted resources to an instance of this driver.
+    /// A grant to an instance of another driver is left in the effects.
+    fn take_grant(&self, state: &mut State, effects: &mut Effects, now: Instant) -> bool {
+        let Some(registration) = self.limits.as_ref().filter(|_| effects.limiter_called) else { return false };
+        match registration.poll(now) {
+            Some(grant) if registration.is_own(&grant) => {
+                state.scheduler.resources_granted(grant.instance, now);
+                true
+            }
+            foreign => {
+                effects.grant = foreign;
+                false
+            }
+        }
+    }
+
+    /// Delivers the remaining grant of a turn.
+    fn deliver(&self, grant: Option<Grant>) {
+        if let Some(registration) = &self.limits {
+            registration.deliver(grant);
+        }
+    }
+
+    /// Runs a turn for a grant that another driver's turn caused. Returns the next grant.
+    fn granted(&self, instance: InstanceId, now: Instant) -> Option<Grant> {
+        self.turn_alone(now, |state, effects| {
+            let Some(registration) = &self.limits else { return };
+            effects.limiter_called = true;
+            if registration.holds(instance) {
+                state.scheduler.resources_granted(instance, now);
+            }
+        })
+    }
+
+    /// Registers instances with the rate limiter, if it is on.
+    ///
+    /// # Errors
+    /// An instance could never execute.
+    pub(crate) fn admit(&self, instances: &[(InstanceId, &Placement)]) -> Result<(), String> {
+        self.limits.as_ref().map_or(Ok(()), |registration| registration.add(instances))
+    }
+
+    /// Returns the number of instances that wait for resources, and the total waiting time since the last call; `None` without a
+    /// rate limiter.
+    pub(crate) fn resource_waits(&self) -> Option<(usize, Duration)> {
+        self.limits.as_ref().map(|registration| registration.waiting(clock::now()))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -487,6 +476,6 @@ fn ticket(id: RequestId, request: &InferRequest, checked: &Checked) -> Ticket {
 }
 
 /// The error of a request whose sender was dropped.
-fn lost() -> Answer {
+fn lost() -> InferResult {
     Err(InferError::internal("the request was lost; this is a bug in the server"))
 }

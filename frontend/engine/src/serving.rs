@@ -54,7 +54,7 @@ pub(crate) struct Snapshot {
     pub(crate) named: BTreeSet<String>,
     /// Models that are loaded with their first request.
     pub(crate) on_demand: BTreeMap<String, Arc<OnDemand>>,
-    /// Those of them that a request has loaded.
+    /// On-demand models that a request loaded.
     pub(crate) demanded: BTreeSet<String>,
     /// Overrides that clients have sent instead of the repositories' files.
     pub(crate) overrides: BTreeMap<String, Arc<Overrides>>,
@@ -85,7 +85,7 @@ impl Snapshot {
 }
 
 /// State that the versions of all models share.
-pub(crate) struct Shared {
+pub(crate) struct SharedResources {
     /// The metrics cache of all series.
     pub(crate) metrics: Arc<Cache>,
     /// The shared resources of the rate limiter, if it is on.
@@ -100,7 +100,7 @@ pub(crate) struct Shared {
 
 /// The models of this server.
 pub(crate) struct ModelTable {
-    pub(crate) shared: Shared,
+    pub(crate) shared: SharedResources,
     /// Versions that have left the table and have not ended. Locked only to add or remove one.
     retired: Mutex<Vec<Retired>>,
     /// Set to end the drain immediately.
@@ -129,7 +129,7 @@ impl Deref for SnapshotGuard {
 
 impl ModelTable {
     /// Creates a table without models.
-    pub(crate) fn new(shared: Shared, namespaces: bool) -> Self {
+    pub(crate) fn new(shared: SharedResources, namespaces: bool) -> Self {
         let snapshot = RwLock::new(Arc::new(Snapshot { namespaces, ..Snapshot::default() }));
         Self {
             shared,
@@ -159,8 +159,8 @@ impl ModelTable {
         };
         let mut changed = Snapshot::clone(&read);
         change(&mut changed);
-        let changed = Arc::new(changed);
-        let replaced = std::mem::replace(&mut *self.snapshot.write().unwrap_or_else(PoisonError::into_inner), changed);
+        let new = Arc::new(changed);
+        let replaced = std::mem::replace(&mut *self.snapshot.write().unwrap_or_else(PoisonError::into_inner), new);
         // After the lock: this may be the last reference.
         drop((replaced, read));
     }
@@ -180,8 +180,9 @@ impl ModelTable {
     /// As [`ModelTable::serving`].
     pub(crate) fn serving_for(&self, request: &InferRequest) -> Result<Arc<Serving>, InferError> {
         let snapshot = self.snapshot();
-        let (name, version, id) =
-            (request.model_name.as_str(), request.model_version.as_str(), &request.correlation_id);
+        let name = request.model_name.as_str();
+        let version = request.model_version.as_str();
+        let id = &request.correlation_id;
         if request.sequence_start {
             snapshot.begin_sequence(name, version, id);
         } else if let Some(serving) = snapshot.with_sequence(name, version, id) {
@@ -199,9 +200,10 @@ impl ModelTable {
     pub(crate) fn workers(&self) -> Vec<(Worker, Option<u32>)> {
         let mut workers = Vec::new();
         for serving in self.all() {
-            let worker = |name: &str| Worker { model: serving.model.clone(), instance: name.to_owned() };
             let Some(instances) = serving.instances() else { continue };
-            workers.extend(instances.processes().into_iter().map(|(name, pid)| (worker(&name), pid)));
+            for (instance, pid) in instances.processes() {
+                workers.push((Worker { model: serving.model.clone(), instance }, pid));
+            }
         }
         workers
     }

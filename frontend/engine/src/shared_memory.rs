@@ -80,15 +80,14 @@ impl SharedMemory {
     /// # Errors
     /// Triton's texts: the key names no object that clients may use, the object is shorter than the range, the name is taken, or
     /// shared memory of clients is disabled.
-    pub fn register_system(&self, name: &str, key: &str, (offset, byte_size): (u64, u64)) -> Result<(), InferError> {
+    pub fn register_system(&self, name: &str, key: &str, offset: u64, byte_size: u64) -> Result<(), InferError> {
         self.check_allowed()?;
         let mut registry = self.lock();
         registry.check_new(name)?;
-        let file = open(table::object_name(name, key)?).map_err(|error| {
+        let (file, size) = open(table::object_name(name, key)?).map_err(|error| {
             tracing::debug!(region = name, key, %error, "cannot open a shared memory object");
             table::cannot_open(key)
         })?;
-        let (file, size) = file;
         table::check_range(name, offset, byte_size, size)?;
         registry.insert(name, byte_size, Memory::System { key: key.to_owned(), offset, file })
     }
@@ -102,7 +101,8 @@ impl SharedMemory {
         &self,
         name: &str,
         handle: &[u8],
-        (device, byte_size): (i64, u64),
+        device: i64,
+        byte_size: u64,
     ) -> Result<(), InferError> {
         self.check_allowed()?;
         self.lock().check_new(name)?;
@@ -174,10 +174,9 @@ impl SharedMemory {
         let registry = self.lock();
         let totals = Kind::ALL.map(|kind| (kind.as_str(), registry.totals(kind)));
         drop(registry);
-        let rows = |value: fn((u64, u64, u64)) -> u64| totals.map(|(kind, total)| (vec![kind], value(total) as f64));
-        cache.set_gauges(Builtin::SharedMemoryRegions, &rows(|(count, _, _)| count));
-        cache.set_gauges(Builtin::SharedMemoryBytes, &rows(|(_, bytes, _)| bytes));
-        cache.set_gauges(Builtin::SharedMemoryInUse, &rows(|(_, _, used)| used));
+        cache.set_gauges(Builtin::SharedMemoryRegions, &totals.map(|(kind, (count, ..))| (vec![kind], count as f64)));
+        cache.set_gauges(Builtin::SharedMemoryBytes, &totals.map(|(kind, (_, bytes, _))| (vec![kind], bytes as f64)));
+        cache.set_gauges(Builtin::SharedMemoryInUse, &totals.map(|(kind, (.., used))| (vec![kind], used as f64)));
         for (kind, attached) in Kind::ALL.iter().zip(&self.attached) {
             for (direction, TensorCounts { tensors, bytes }) in DIRECTIONS.iter().zip(attached) {
                 let labels = [kind.as_str(), direction];

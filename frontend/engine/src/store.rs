@@ -65,7 +65,7 @@ pub(crate) trait Store: Debug + Send + Sync {
     /// Returns whether it contains a model, as far as known without a request to a remote store.
     fn has(&self, model: &str) -> bool;
 
-    /// Removes temporary files, even those in use, because the server exits.
+    /// Removes temporary files, also files in use, because the server exits.
     fn close(&self) {}
 
     /// Returns why it cannot be read now, while the last known contents are used.
@@ -117,17 +117,19 @@ impl Stores {
         exiting: &watch::Receiver<bool>,
     ) -> Result<Self, String> {
         let copies = settings.cache_directory.as_deref();
-        let store = |location: &Location| -> Result<Box<dyn Store>, String> {
-            Ok(match location {
+        let mut all: Vec<Box<dyn Store>> = Vec::new();
+        for location in &settings.locations {
+            all.push(match location {
                 Location::Directory(path) => Box::new(Directory::new(path.clone(), settings.model_name.clone())),
                 Location::Objects(address) => {
                     Box::new(ObjectRepository::new(address.clone(), copies, cache.clone(), exiting.clone())?)
                 }
-            })
-        };
-        let registered = settings.registered.clone().map(|registered| Ok(Box::new(registered) as Box<dyn Store>));
-        let all = settings.locations.iter().map(store).chain(registered).collect::<Result<_, _>>()?;
-        Ok(Self { all, namespaces: settings.namespaces })
+            });
+        }
+        if let Some(registered) = settings.registered.clone() {
+            all.push(Box::new(registered));
+        }
+        Ok(Self { all: all.into(), namespaces: settings.namespaces })
     }
 
     fn stores(&self) -> impl Iterator<Item = &dyn Store> {
@@ -266,8 +268,9 @@ fn why_not_in<'a>(stores: impl IntoIterator<Item = &'a dyn Store>, model: &str) 
         return format!("model '{model}' is not in {}", names(stores));
     };
     // No store returns the files of such a model, but it may list the name.
-    let lists = |store: &&dyn Store| store.list().is_ok_and(|names| names.iter().any(|name| name == model));
-    match stores.into_iter().find(lists) {
+    let listing =
+        stores.into_iter().find(|store| store.list().is_ok_and(|names| names.iter().any(|name| name == model)));
+    match listing {
         Some(store) => format!("{reason}: rename its directory in '{}'", store.name()),
         None => reason,
     }

@@ -1,13 +1,9 @@
 //! Starts, watches and restarts the worker processes of a model version, as `pharos::supervisor` decides for each instance. Does
 //! not read replies: see `crate::worker_session`.
 
-mod device;
-mod handle;
 mod health;
 mod instances;
-mod outage;
 mod running;
-mod warmup;
 
 use std::any::Any;
 use std::io;
@@ -17,13 +13,14 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use pharos::error::InferError;
 use pharos::id::InstanceId;
 use pharos::metrics::cache::Cache;
 use pharos::metrics::labels::InstanceState;
 use pharos::metrics::record;
 use pharos::supervisor::{Action, LossReason, Settings, State, Supervisor};
 use pharos::timeline::Instant;
-use pharos::wire::{Device, Load, Loaded, MAX_FRAME, ToWorker, VERSION};
+use pharos::wire::{Device, Done, Load, Loaded, MAX_FRAME, ToWorker, VERSION};
 use tokio::sync::{oneshot, watch};
 
 use crate::calls::{Caller, Models};
@@ -32,23 +29,19 @@ use crate::memory::PinnedPool;
 use crate::model_memory::MemoryShare;
 use crate::process::{self, Printed, ProcessPlacement, StartWorkers};
 use crate::scheduler::Driver;
+use crate::scheduler::placement::OnGpu;
 use crate::store::scan::LoadedFiles;
-use crate::wire::SharedLink;
-use crate::worker_session::{Event, Session};
+use crate::wire::{SharedLink, ToSend};
+use crate::worker_session::{Event, Session, WARM_UP};
+use health::{Health, Loss, Next};
+pub(crate) use instances::{Ending, InstanceStatus, Instances};
+use instances::{InstanceHealth, Stop};
 use pharos_os::descriptors::{Descriptors, Reserved};
 use pharos_os::event_loops::EventLoops;
 use pharos_os::{background, blocking, clock, scheduling};
-use pharos_telemetry::system::{Devices, HostPolicies};
-
-use handle::Stop;
-use health::Health;
-use instances::InstanceHealth;
-pub(crate) use instances::{Ending, InstanceStatus, Instances};
-use outage::{Loss, Next};
+use pharos_telemetry::system::{DeviceRequest, Devices, HostPolicies};
 pub(crate) use running::WarmUpBatch;
-use running::{DeviceShare, Running, next_event, redefine};
-pub(crate) use warmup::WarmUp;
-use warmup::warm_up_failed;
+use running::{DeviceShare, Running, Warming, failure, next_event, redefine};
 
 /// The interval of trimming memory, draining samples and checking execution times.
 const TICK: Duration = Duration::from_millis(500);
@@ -69,9 +62,11 @@ pub(crate) struct Plan {
     pub(crate) launch: Launch,
     /// The memory that is reserved for the instances that are started with these settings. Counted until all their processes have
     /// ended, even if their load is cancelled.
-    pub(crate) _memory: Option<Arc<MemoryShare>>,
-    /// The files of the model. Kept until all their processes have ended, even if their load is cancelled.
-    pub(crate) _files: Arc<dyn Any + Send + Sync>,
+    #[expect(dead_code, reason = "freed when it is dropped")]
+    pub(crate) memory: Option<Arc<MemoryShare>>,
+    /// The files of the model. Kept until all processes of these instances have ended, even if their load is cancelled.
+    #[expect(dead_code, reason = "removed when it is dropped")]
+    pub(crate) files: Arc<dyn Any + Send + Sync>,
     /// The files of the version at its load, if the server has a response cache.
     pub(crate) loaded_files: Option<Arc<LoadedFiles>>,
     /// Starts their processes.
@@ -88,7 +83,7 @@ pub(crate) struct Plan {
     pub(crate) warmups: Vec<WarmUp>,
     /// The models that its workers may call.
     pub(crate) models: Weak<dyn Models>,
-    /// Their model, as the caller of others.
+    /// The model of the instances, as the caller of others.
     pub(crate) caller: Arc<Caller>,
     /// The text of `metrics.yaml`; it changes when the file is reloaded.
     pub(crate) metrics: watch::Receiver<Arc<str>>,
@@ -124,7 +119,7 @@ struct Instance {
     /// Notifies the starter once: loaded, or the reason of the failure.
     outcome: Option<oneshot::Sender<Result<Loaded, String>>>,
     _descriptors: Reserved,
-    /// Dropped last: those that wait for its end find everything else free.
+    /// Dropped last: after the end of the instance, everything else is freed.
     stop: watch::Receiver<Stop>,
 }
 
@@ -177,7 +172,8 @@ impl Instance {
 
     /// Waits for a part of a start or of an examination. Returns `None` if the instance is stopped, or removed, meanwhile.
     async fn unless_stopped<T>(&self, part: impl Future<Output = T>) -> Option<T> {
-        let (mut part, mut stop) = (pin!(part), self.stop.clone());
+        let mut part = pin!(part);
+        let mut stop = self.stop.clone();
         // A dropped sender stops the instance too.
         let mut stopped = pin!(async { drop(stop.wait_for(|stop| *stop != Stop::No).await) });
         loop {
@@ -208,8 +204,11 @@ impl Instance {
                 let of_device = self.health.placement().device.is_some()
                     && matches!(reason, LossReason::DeviceLost(_) | LossReason::LoadFailed(_));
                 self.health.set_failure(of_device.then(|| reason.to_string()));
-                let (reason, next) = (reason.to_string(), Next::of(machine.state()));
-                self.health.set_loss(Some(Loss { reason, at: clock::now(), next }));
+                self.health.set_loss(Some(Loss {
+                    reason: reason.to_string(),
+                    at: clock::now(),
+                    next: Next::of(machine.state()),
+                }));
                 self.health.broken.store(self.losses >= LOSSES_UNTIL_BROKEN, Ordering::Relaxed);
                 if !self.all.can_serve() {
                     self.driver.reject_if_alone();
@@ -240,18 +239,21 @@ impl Instance {
     /// Starts a process, sends it the model and starts the session that reads its replies.
     async fn spawn(&self, device_share: Option<DeviceShare>) -> io::Result<Running> {
         let started = clock::now();
-        let (cache, series) = (self.plan.cache.clone(), self.driver.series.clone());
-        let name = record::worker_name(&cache, &series, self.id.0).unwrap_or_else(|| self.name());
-        let printed = Printed { name, cache, series };
         let name = self.name();
+        let printed = Printed {
+            name: record::worker_name(&self.plan.cache, &self.driver.series, self.id.0).unwrap_or_else(|| name.clone()),
+            cache: self.plan.cache.clone(),
+            series: self.driver.series.clone(),
+        };
         let placement = self.process_placement(&name, device_share.as_ref());
-        let output = (printed, self.plan.event_loops.of_link());
-        let worker = self.plan.workers.start(&self.plan.launch, &placement, output).await?;
+        let event_loop = self.plan.event_loops.of_link();
+        let worker = self.plan.workers.start(&self.plan.launch, &placement, printed, event_loop).await?;
         let link = Arc::new(worker.link);
         let device = device_share.as_ref().map(DeviceShare::device);
         link.arenas.inputs.keep(device.as_ref().map_or(0, |device| device.pinned));
         send(&link, &self.load(&placement, device))?;
-        let (models, caller) = (self.plan.models.clone(), self.plan.caller.clone());
+        let models = self.plan.models.clone();
+        let caller = self.plan.caller.clone();
         let cache = self.plan.cache.clone();
         let events = Session::start(link.clone(), self.driver.clone(), self.id, models, caller, cache);
         let pid = worker.process.id();
@@ -359,7 +361,8 @@ impl Instance {
             Event::Loaded(loaded) => {
                 if let Some(running) = running {
                     Self::registered(running, &loaded);
-                    (running.loaded, running.has_loaded) = (Some(loaded), true);
+                    running.loaded = Some(loaded);
+                    running.has_loaded = true;
                 }
                 self.warm_up(0, None, machine, running).await;
             }
@@ -369,22 +372,17 @@ impl Instance {
                 let reason = process::why_not_loaded(&self.plan.launch, &self.driver.model.name, reason);
                 machine.load_failed(reason, clock::now());
             }
-            Event::Ended { reason, is_fault } => self.ended((&reason, is_fault), machine, running).await,
+            Event::Ended { reason, is_fault } => self.ended(&reason, is_fault, machine, running).await,
         }
     }
 
     /// Handles the end of the connection: waits briefly for the process to exit, and kills it otherwise.
-    async fn ended(
-        &mut self,
-        (reason, is_fault): (&str, bool),
-        machine: &mut Supervisor,
-        running: &mut Option<Running>,
-    ) {
+    async fn ended(&mut self, reason: &str, is_fault: bool, machine: &mut Supervisor, running: &mut Option<Running>) {
         let Some(mut over) = running.take() else { return };
         // Immediately, so that nothing is sent to it while waiting for the process.
         self.take_out_of_service();
         if is_fault {
-            // The process ends because of it, and how says nothing.
+            // The fault caused the exit; the exit status adds nothing.
             machine.disconnected(reason, clock::now());
         }
         let exited = clock::timeout(Duration::from_secs(1), over.process.wait()).await;
@@ -477,7 +475,7 @@ fn after_loss(state: State) -> &'static str {
 /// Sends the first message to a process.
 ///
 /// # Errors
-/// It is too long.
+/// The message is too long.
 fn send(link: &SharedLink, load: &ToWorker) -> io::Result<()> {
     if link.send(load) {
         return Ok(());
@@ -488,4 +486,191 @@ fn send(link: &SharedLink, load: &ToWorker) -> io::Result<()> {
     Err(io::Error::other(format!(
         "the message with its configuration and metrics.yaml has {bytes} bytes; {MAX_FRAME} are allowed"
     )))
+}
+
+/// Below this amount of pinned memory, in bytes, a log line warns. 16 MiB are a batch of 27 images of 224 x 224 in FP32.
+const LOW_PINNED: u64 = 16 << 20;
+
+/// Why no process was started.
+enum NotStarted {
+    /// The GPU cannot be used, or no model may be loaded onto it.
+    Device(String),
+    Process(io::Error),
+}
+
+impl Instance {
+    /// Returns the placement of the process: the processors of the host policy, else those near its GPU, with one thread each.
+    fn process_placement<'a>(&'a self, name: &'a str, device_share: Option<&'a DeviceShare>) -> ProcessPlacement<'a> {
+        let processors = match self.plan.policies.processors(&self.health.placement().policy) {
+            [] => device_share.map_or(&[][..], |device_share| device_share.chosen.cpus.as_slice()),
+            of_policy => of_policy,
+        };
+        let threads = match u32::try_from(processors.len()) {
+            Ok(0) | Err(_) => self.plan.threads,
+            Ok(few) => self.plan.threads.min(few),
+        };
+        ProcessPlacement {
+            instance: name,
+            threads,
+            gpu: device_share.map(|device_share| &device_share.chosen),
+            processors,
+            start_timeout: self.plan.settings.start_timeout,
+        }
+    }
+
+    /// Starts a process, unless the instance is stopped meanwhile.
+    async fn begin(&mut self, machine: &mut Supervisor, running: &mut Option<Running>) {
+        match self.unless_stopped(self.start()).await {
+            Some(Ok(started)) => self.begun(started, machine, running),
+            Some(Err(NotStarted::Device(reason))) => {
+                // The reason alone is enough: no process has ended.
+                machine.load_failed(reason, clock::now());
+                machine.exited("it was not started", clock::now());
+            }
+            Some(Err(NotStarted::Process(error))) => machine.not_started(error.to_string(), clock::now()),
+            None => {
+                machine.stop(clock::now());
+                machine.not_started(LossReason::Stopped.to_string(), clock::now());
+            }
+        }
+    }
+
+    /// Starts a process, on a GPU if the instance needs one and it can be used now. If the future is dropped, the process ends.
+    async fn start(&self) -> Result<Running, NotStarted> {
+        let placement = self.health.placement();
+        let device_share = match &placement.device {
+            None => None,
+            Some(device) => Some(self.take(device).await.map_err(NotStarted::Device)?),
+        };
+        self.spawn(device_share).await.map_err(NotStarted::Process)
+    }
+
+    /// # Errors
+    /// The GPU cannot be used, or no model may be loaded onto it.
+    async fn take(&self, device: &OnGpu) -> Result<DeviceShare, String> {
+        // An instance that was ready before is only restarted.
+        let loading = self.outcome.is_some();
+        let wanted = DeviceRequest { number: device.number, turn: device.turn, loading };
+        let chosen = self.plan.devices.choose(wanted).await.map_err(|reason| self.about(device, &reason))?;
+        tracing::info!(instance = %self.name(), "instance placed on GPU {} ({})", chosen.number, chosen.uuid);
+        let share = self.plan.pinned.share();
+        if share.each() < LOW_PINNED {
+            let mib = share.each() >> 20;
+            tracing::info!(instance = %self.name(), "only {mib} MiB of pinned memory are left for each direction; \
+                larger tensors are copied more slowly (see --pinned-memory-pool-byte-size)");
+        }
+        Ok(DeviceShare { chosen, share })
+    }
+
+    /// Returns the unregistered part of the instance's share of pinned memory after its model was loaded.
+    fn registered(running: &mut Running, loaded: &Loaded) {
+        let Some(device_share) = &mut running.device_share else { return };
+        if device_share.share.each() > 0 && loaded.pinned == 0 {
+            tracing::debug!(gpu = device_share.chosen.number, "no memory is pinned");
+            running.link.arenas.inputs.keep(0);
+        }
+        device_share.share.registered(loaded.pinned);
+    }
+
+    /// Reports a lost GPU to the supervisor of the process.
+    fn look_at_device(&self, machine: &mut Supervisor, running: &Option<Running>) {
+        if running.is_some()
+            && let Some(device) = &self.health.placement().device
+            && let Some(reason) = self.plan.devices.lost(device.number)
+        {
+            machine.device_lost(self.about(device, &reason), clock::now());
+        }
+    }
+
+    fn about(&self, device: &OnGpu, reason: &str) -> String {
+        format!("instance group {} of model {}: {reason}", device.group, self.driver.model.name)
+    }
+}
+
+/// A warm-up of the model's configuration. Its requests are made for its runs and dropped after them: they may take gigabytes, and
+/// an instance has the requests of one warm-up at a time.
+pub(crate) struct WarmUp {
+    pub(crate) name: String,
+    /// The number of runs.
+    pub(crate) count: u32,
+    /// Makes the requests. Blocks.
+    pub(crate) make: Box<dyn Fn() -> Result<WarmUpBatch, String> + Send + Sync>,
+}
+
+/// Records an error among the responses of a warm-up.
+fn warm_up_failed(running: &mut Option<Running>, error: InferError) {
+    if let Some(warming) = running.as_mut().and_then(|running| running.warming.as_mut()) {
+        warming.failed.get_or_insert(error);
+    }
+}
+
+impl Instance {
+    /// Returns why the instance cannot be loaded; for a Python process that ended, prefixed with Triton's text.
+    fn why_ended(&self, reason: &LossReason) -> String {
+        match reason {
+            LossReason::Exited(how) if self.plan.launch.interpreter.is_some() => {
+                format!("Stub process '{}' is not healthy. The worker process ended: {how}", self.name())
+            }
+            _ => reason.to_string(),
+        }
+    }
+
+    /// Sends the warm-up run after `over` completed ones; after the last run, the instance is ready. `last` is the warm-up of the last
+    /// run, by its index, and its requests.
+    async fn warm_up(
+        &self,
+        over: u32,
+        last: Option<(usize, Arc<WarmUpBatch>)>,
+        machine: &mut Supervisor,
+        running: &mut Option<Running>,
+    ) {
+        let all = self.plan.warmups.iter().enumerate();
+        let mut runs = all.flat_map(|(index, warm_up)| std::iter::repeat_n((index, warm_up), warm_up.count as usize));
+        let next = runs.nth(over as usize);
+        let (Some(running), Some((index, warm_up))) = (running.as_mut(), next) else {
+            return machine.ready(clock::now());
+        };
+        let batch = match last {
+            Some((last, batch)) if last == index => batch,
+            other => {
+                // Before the next ones are made.
+                drop(other);
+                let plan = self.plan.clone();
+                let make =
+                    move || plan.warmups.get(index).map_or_else(|| Err(String::new()), |warm_up| (warm_up.make)());
+                let made = self.unless_stopped(blocking::run(make)).await;
+                match made.map(|made| made.unwrap_or_else(|error| Err(error.to_string()))) {
+                    Some(Ok(batch)) => Arc::new(batch),
+                    Some(Err(error)) => return machine.load_failed(failure(&warm_up.name, error), clock::now()),
+                    None => return machine.stop(clock::now()),
+                }
+            }
+        };
+        let since = clock::now();
+        let parts = batch.parts(since);
+        let number = WARM_UP + u64::from(over);
+        let controls = &batch.controls;
+        let to_send = ToSend { batch: number, flags: 0, parts: &parts, steps: &[], controls, resumed: Vec::new() };
+        match running.link.execute(&self.driver.config, &to_send) {
+            Ok(()) => {
+                let name = warm_up.name.clone();
+                running.warming = Some(Warming { over, name, index, batch, parts, since, failed: None });
+            }
+            Err(error) => machine.load_failed(failure(&warm_up.name, error), since),
+        }
+    }
+
+    async fn warmed_up(&self, done: &Done, machine: &mut Supervisor, running: &mut Option<Running>) {
+        let Some(link) = running.as_ref().map(|running| running.link.clone()) else { return };
+        link.inputs_read(done);
+        let Some(warming) = running.as_mut().and_then(|running| running.warming.take()) else { return };
+        let recorded = self.driver.warmed_up(&warming.parts, &link, done, warming.since);
+        link.inputs_lent(done);
+        let Warming { over, name, index, batch, parts, failed, .. } = warming;
+        drop(parts);
+        match recorded.and(failed.map_or(Ok(()), Err)) {
+            Ok(()) => self.warm_up(over + 1, Some((index, batch)), machine, running).await,
+            Err(error) => machine.load_failed(failure(&name, error), clock::now()),
+        }
+    }
 }

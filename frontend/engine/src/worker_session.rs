@@ -86,7 +86,8 @@ impl Session {
             return receiver;
         };
         let inbox = Mutex::new(Inbox { consumer, bytes: Vec::new(), failure: None });
-        let (began, failed) = (clock::now(), Notify::new());
+        let began = clock::now();
+        let failed = Notify::new();
         let session = Self { link: link.clone(), driver, instance, calls, cache, events, began, inbox, failed };
         link.event_loop.spawn(Arc::new(session).run(socket));
         receiver
@@ -94,20 +95,22 @@ impl Session {
 
     /// Reads frames until the connection ends.
     async fn run(self: Arc<Self>, socket: OwnedReadHalf) {
-        let (ring_link, cache, driver) = (self.link.clone(), self.cache.clone(), self.driver.clone());
+        let ring_link = self.link.clone();
+        let cache = self.cache.clone();
+        let driver = self.driver.clone();
         let mut pump = tokio::spawn(async move { ring_link.ring.pump(&cache, &driver.series).await });
-        let end = tokio::select! {
-            end = self.serve(&socket) => end,
+        let ended = tokio::select! {
+            ended = self.serve(&socket) => ended,
             fault = &mut pump => Err(io::Error::other(fault.unwrap_or_else(|error| error.to_string()))),
         };
         pump.abort();
-        // The loop would keep the driver and the memory of the worker until its next sleeps.
+        // Otherwise the loop keeps the driver and the memory of the worker until it sleeps next.
         let source: Arc<dyn Source> = self.clone();
         event_loops::forget(&source);
         self.link.ring.close(&self.cache, &self.driver.series);
-        let end = self.link.fault().map_or(end, |corrupt| Err(io::Error::other(corrupt)));
+        let corrupt = self.link.fault().map(|corrupt| corrupt.to_string());
+        let fault = corrupt.or_else(|| ended.err().map(|error| error.to_string()));
         self.link.end_readiness();
-        let fault = end.err().map(|error| error.to_string());
         let is_fault = fault.is_some();
         let reason = fault.unwrap_or_else(|| "the worker closed the connection".to_owned());
         self.report(Event::Ended { reason, is_fault });
@@ -232,9 +235,10 @@ impl Source for Session {
             return false;
         }
         // A panic must not end the event loop, which also serves other connections.
-        let taken = catch_unwind(AssertUnwindSafe(|| self.take_frames(&mut inbox)));
-        let panicked = || Err(io::Error::other("handling a frame of the worker panicked; this is a bug in the server"));
-        match taken.unwrap_or_else(|_| panicked()) {
+        let taken = catch_unwind(AssertUnwindSafe(|| self.take_frames(&mut inbox))).unwrap_or_else(|_| {
+            Err(io::Error::other("handling a frame of the worker panicked; this is a bug in the server"))
+        });
+        match taken {
             Ok(any) => any,
             Err(failure) => {
                 inbox.failure = Some(failure);

@@ -1,8 +1,7 @@
-//! The frontend's side of the metrics: reads their definition, drains the samples of workers, and pushes to collectors.
+//! The frontend's side of the metrics: reads their definition, and pushes to collectors.
 
 mod definition;
 pub mod push;
-mod ring;
 
 use pharos::metrics::intake::Refusal;
 use pharos::metrics::log_throttle::Throttle;
@@ -11,7 +10,6 @@ use pharos::metrics::text_lines::shortened;
 use pharos_os::clock;
 
 pub use definition::{Definition, Source, read};
-pub use ring::Ring;
 
 /// Logs refused metric lines, at most once a second, with one of them as an example.
 pub struct RefusedLinesLog {

@@ -45,7 +45,8 @@ impl Connection {
     /// # Errors
     /// A certificate file cannot be used, the server cannot be reached, or it rejects the credentials.
     pub(super) async fn open(settings: &Settings, limit: Duration) -> Result<Self, String> {
-        let (files, login) = (settings.clone(), settings.clone());
+        let files = settings.clone();
+        let login = settings.clone();
         let connector = blocking::run(move || connector(&files, limit)).await.map_err(|error| error.to_string())??;
         let mut connection = match connector {
             Connector::Cluster(client) => Self::Cluster(client.get_async_connection().await.map_err(text)?),
@@ -148,8 +149,11 @@ fn cluster(
 ) -> Result<Connector, String> {
     let Settings { user, password, db, .. } = settings;
     // Enough to follow a key to the node that holds it now. The caller bounds the total time.
-    let builder = ClusterClient::builder([info]).retries(2).database_id((*db).into());
-    let mut builder = builder.connection_timeout(limit).response_timeout(REPLY);
+    let mut builder = ClusterClient::builder([info])
+        .retries(2)
+        .database_id((*db).into())
+        .connection_timeout(limit)
+        .response_timeout(REPLY);
     if let Some(certificates) = certificates {
         builder = builder.certs(certificates);
     }
@@ -164,16 +168,19 @@ fn cluster(
 
 /// Reads the certificate authorities and the client's certificate, in PEM.
 fn certificates(tls: &super::RedisTls) -> Result<TlsCertificates, String> {
-    let read = |path: &Path| fs::read(path).map_err(|error| format!("cannot read '{}': {error}", path.display()));
     let client_tls = match (&tls.cert, &tls.key) {
-        (Some(cert), Some(key)) => Some(ClientTlsConfig { client_cert: read(cert)?, client_key: read(key)? }),
+        (Some(cert), Some(key)) => Some(ClientTlsConfig { client_cert: read_pem(cert)?, client_key: read_pem(key)? }),
         _ => None,
     };
     let root_cert = match &tls.cacert {
-        Some(path) => read(path)?,
+        Some(path) => read_pem(path)?,
         None => system_authorities(),
     };
     Ok(TlsCertificates { client_tls, root_cert: Some(root_cert) })
+}
+
+fn read_pem(path: &Path) -> Result<Vec<u8>, String> {
+    fs::read(path).map_err(|error| format!("cannot read '{}': {error}", path.display()))
 }
 
 /// Returns the system's certificate authorities. The library would read them while connecting, on a thread that serves requests.

@@ -197,7 +197,8 @@ mod tests {
     #[tokio::test]
     async fn all_followers_get_the_leaders_response() {
         let flights = Flights::default();
-        let (first, other) = (lead(&flights, key(1)).await, lead(&flights, key(2)).await);
+        let first = lead(&flights, key(1)).await;
+        let other = lead(&flights, key(2)).await;
         assert!(!first.has_followers());
         let waiting = followers(&flights, key(1), 50);
         assert!(first.has_followers() && !other.has_followers());

@@ -49,7 +49,9 @@ impl Engine {
         let reports = &self.inner.load_reports;
         loop {
             reports.begin.notified().await;
-            let (mut tracker, mut idle, mut period) = (Tracker::default(), 0, interval(PERIOD));
+            let mut tracker = Tracker::default();
+            let mut idle = 0;
+            let mut period = interval(PERIOD);
             period.set_missed_tick_behavior(MissedTickBehavior::Delay);
             while idle < IDLE_PERIODS {
                 period.tick().await;
@@ -60,26 +62,23 @@ impl Engine {
         }
     }
 
-    /// Returns the latest report with the metrics of a model of the repository; that of the server if the model is unknown.
+    /// Returns the latest report with the metrics of a model of the repository; the server's report if the model is unknown.
     pub(super) fn latest_report(&self, model: &str) -> Arc<LoadReport> {
-        // The first report has only levels, as the first sample of the tracker has.
-        let first = || Arc::new(Tracker::default().add(clock::now(), self.sample()));
-        let reports = self.inner.load_reports.latest().unwrap_or_else(first);
-        let in_namespace = || reports.of(&self.inner.loader.models().full_name(model).ok()?);
-        reports.of(model).or_else(in_namespace).unwrap_or_else(|| reports.of_server())
+        let reports = match self.inner.load_reports.latest() {
+            Some(reports) => reports,
+            // The first report has only levels, as the first sample of the tracker has.
+            None => Arc::new(Tracker::default().add(clock::now(), self.sample())),
+        };
+        if let Some(report) = reports.of(model) {
+            return report;
+        }
+        // The name may lack its namespace.
+        let full_name = self.inner.loader.models().full_name(model);
+        full_name.ok().and_then(|name| reports.of(&name)).unwrap_or_else(|| reports.of_server())
     }
 
     fn sample(&self) -> Sample {
         let (cpu, memory) = self.inner.latest.host.utilization(clock::now());
-        let mut models = self.inner.loader.models().load_samples();
-        let ((requests, errors), queued) = self.inner.cache.transactions().snapshot(|| {
-            let queued: Vec<_> = models.iter().map(|(series, _)| series.queued()).collect();
-            (self.inner.cache.inferences(), queued)
-        });
-        for ((_, sample), (succeeded, queue_ns)) in models.iter_mut().zip(queued) {
-            sample.succeeded = succeeded;
-            sample.queue_ns = queue_ns;
-        }
-        Sample { cpu, memory, requests, errors, models: models.into_iter().map(|(_, sample)| sample).collect() }
+        self.inner.loader.models().load_sample(cpu, memory)
     }
 }

@@ -2,14 +2,18 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use pharos::error::InferError;
-use pharos::infer::InferResponse;
-use pharos::service::{self, Responses as _, Streamed};
+use pharos::infer::{InferRequest, InferResponse};
+use pharos::metrics::alias::AliasCounts;
+use pharos::metrics::record;
+use pharos::model::envelope;
+use pharos::service::{self, Resolved, Responses as _, Streamed};
 
-use super::exchange::Exchange;
-use crate::serving;
+use super::Engine;
+use crate::serving::{self, Serving};
 
 /// The future of the one response of an ordinary model.
 type Single = Pin<Box<dyn Future<Output = Result<InferResponse, InferError>> + Send>>;
@@ -92,5 +96,108 @@ impl Kind {
             Self::Many(many) => many.poll_next(cx),
             Self::Ended => Poll::Ready(None),
         }
+    }
+}
+
+/// The name and version by which a client addressed a model.
+struct ClientModelName {
+    name: String,
+    /// The version that the client requested; may be empty.
+    requested_version: String,
+    /// The version that it resolved to.
+    version: String,
+}
+
+/// The client's view of a request, kept to translate the responses back.
+#[derive(Default)]
+pub(super) struct Exchange {
+    /// The name and version that the client used, if they differ from the repository's.
+    client_name: Option<ClientModelName>,
+    /// The counters of the client's name.
+    named: Option<(Engine, Arc<AliasCounts>)>,
+    /// The requested outputs, if the tensors were converted to a document.
+    requested: Option<envelope::RequestedOutputs>,
+}
+
+impl Exchange {
+    /// Replaces the client's name and version by the repository's.
+    ///
+    /// # Errors
+    /// There is no such model.
+    pub(super) fn begin(engine: &Engine, request: &mut InferRequest) -> Result<Self, InferError> {
+        let mut exchange = Self::default();
+        if let Some(naming) = &engine.naming
+            && let Some(Resolved { model, version }) = naming.resolve(&request.model_name, &request.model_version)?
+        {
+            let name = std::mem::replace(&mut request.model_name, model);
+            let requested_version = std::mem::take(&mut request.model_version);
+            exchange.client_name = Some(ClientModelName { name, requested_version, version });
+        }
+        Ok(exchange)
+    }
+
+    /// Counts the request now that its model is resolved, and converts it to the form that the model takes.
+    ///
+    /// # Errors
+    /// The tensors cannot be converted to a document.
+    pub(super) fn found(
+        &mut self,
+        engine: &Engine,
+        serving: &Serving,
+        request: &mut InferRequest,
+    ) -> Result<(), InferError> {
+        // Clients can write a number in many forms, each of which would have series.
+        let number = if request.model_version.is_empty() { "" } else { serving.series.version() };
+        let (name, version) = match &self.client_name {
+            Some(ClientModelName { name, requested_version, .. }) => (name.as_str(), requested_version.as_str()),
+            None => (request.model_name.as_str(), number),
+        };
+        let counts = engine.naming.as_ref().is_none_or(|naming| naming.counts());
+        if let Some(named) = engine.inner.cache.alias(name, version).filter(|_| counts) {
+            record::alias_requested(&engine.inner.cache, &named);
+            self.named = Some((engine.clone(), named));
+        }
+        if serving.config.backend == envelope::BACKEND {
+            self.requested = envelope::to_document(request)?;
+        }
+        Ok(())
+    }
+
+    /// Returns whether responses pass unchanged.
+    pub(super) fn is_plain(&self) -> bool {
+        self.client_name.is_none() && self.named.is_none() && self.requested.is_none()
+    }
+
+    /// Translates the only or last response for the client.
+    ///
+    /// # Errors
+    /// The model failed, or its response is not a document.
+    pub(super) fn end(&self, answer: Result<InferResponse, InferError>) -> Result<InferResponse, InferError> {
+        let response = answer?;
+        if let Some((engine, named)) = &self.named {
+            record::alias_done(&engine.inner.cache, named, &response.timeline);
+        }
+        self.shown(response)
+    }
+
+    /// Translates one of several responses for the client.
+    pub(super) fn translate(&self, streamed: Streamed) -> Streamed {
+        let Streamed { answer, last, empty } = streamed;
+        let answer = match (last, empty) {
+            (true, _) => self.end(answer),
+            (false, _) => answer.and_then(|response| self.shown(response)),
+        };
+        Streamed { answer, last, empty }
+    }
+
+    fn shown(&self, mut response: InferResponse) -> Result<InferResponse, InferError> {
+        if let Some(ClientModelName { name, version, .. }) = &self.client_name {
+            response.model_name.clone_from(name);
+            response.model_version.clone_from(version);
+        }
+        if let Some(requested) = &self.requested {
+            envelope::from_document(&mut response, requested)?;
+        }
+        Ok(response)
     }
 }

@@ -1,16 +1,17 @@
 //! Implements `pharos::service::Service` for the engine.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use pharos::error::{ErrorCode, InferError, Reason};
-use pharos::id::TenantId;
+use pharos::id::{CorrelationId, TenantId};
 use pharos::infer::{InferRequest, InferResponse};
 use pharos::load_report::LoadReport;
+use pharos::metrics::cache::Cache;
 use pharos::metrics::catalog::TenantSource;
 use pharos::metrics::exposition::{self, Encoding, Names};
 use pharos::metrics::labels::Outcome;
@@ -20,16 +21,21 @@ use pharos::model::{ModelMetadata, envelope};
 use pharos::region::Kind;
 use pharos::repository::{IndexEntry, Override, parse_version};
 use pharos::request_trace::Traced;
-use pharos::service::{self, Endpoint, LogSettings, LogUpdate, OpenStream, Protocol, Route, Service, TraceSettings};
+use pharos::service::{
+    self, Endpoint, GpuUsage, LogSettings, LogUpdate, Management, Naming, OpenStream, Protocol, Route, Service,
+    SharedManagement, TraceSettings, WorkerHealth, WorkerStatus,
+};
 use pharos::shared_memory::Status;
 use pharos::timeline::Instant;
 use pharos::trace::settings::Update;
 
-use super::exchange::Exchange;
+use super::responses::Exchange;
 use super::{Engine, OpenStreamCount, Phase, Responses, check_text, uploads};
 use crate::serving::Refusal;
+use crate::supervisor::InstanceStatus;
 use pharos_os::{blocking, clock};
 use pharos_telemetry::log;
+use pharos_telemetry::system::process_of;
 
 #[async_trait]
 impl Service for Engine {
@@ -80,7 +86,7 @@ impl Service for Engine {
         }
         let (model, version) = self.in_repository(model, version)?;
         let limit = (timeout_us > 0).then(|| Duration::from_micros(timeout_us));
-        if self.inner.loader.demand((&model, version), limit).await?.is_some() {
+        if self.inner.loader.demand(&model, version, limit).await?.is_some() {
             self.inner.loader.models().snapshot().record_waited(&model);
         }
         Ok(())
@@ -190,8 +196,8 @@ impl Service for Engine {
             "" => None,
             _ => Some(parse_version(version)?),
         };
-        let chosen = of_name.iter().filter(|serving| wanted.is_none_or(|wanted| serving.model.version == wanted));
-        let chosen = statistics::of_all(&self.inner.cache, chosen.map(|serving| &*serving.series));
+        let of_version = of_name.iter().filter(|serving| wanted.is_none_or(|wanted| serving.model.version == wanted));
+        let chosen = statistics::of_all(&self.inner.cache, of_version.map(|serving| &*serving.series));
         if chosen.is_empty() {
             return Err(unavailable(format!("requested model version is not available for model '{model}'")));
         }
@@ -244,7 +250,7 @@ impl Service for Engine {
     }
 
     fn register_system_memory(&self, region: &str, key: &str, offset: u64, byte_size: u64) -> Result<(), InferError> {
-        self.inner.shared_memory.register_system(region, key, (offset, byte_size))
+        self.inner.shared_memory.register_system(region, key, offset, byte_size)
     }
 
     async fn register_cuda_memory(
@@ -254,7 +260,7 @@ impl Service for Engine {
         device: i64,
         byte_size: u64,
     ) -> Result<(), InferError> {
-        self.inner.shared_memory.register_cuda(region, handle, (device, byte_size)).await
+        self.inner.shared_memory.register_cuda(region, handle, device, byte_size).await
     }
 
     fn unregister_memory(&self, kind: Kind, region: Option<&str>) -> Result<(), InferError> {
@@ -294,5 +300,67 @@ impl Service for Engine {
 
     fn update_log_settings(&self, update: LogUpdate) -> LogSettings {
         log::update(update)
+    }
+}
+
+impl Management for Engine {
+    fn with_naming(&self, naming: Arc<dyn Naming>) -> SharedManagement {
+        Arc::new(Self { naming: Some(naming), ..self.clone() })
+    }
+
+    fn workers(&self, model: &str) -> Vec<WorkerStatus> {
+        let Ok(serving) = self.inner.loader.models().serving(model, "") else { return Vec::new() };
+        let Some(instances) = serving.instances() else { return Vec::new() };
+        let workers = instances.states().into_iter().map(|InstanceStatus { id, state, pid, gpu, .. }| {
+            let process = pid.and_then(|pid| process_of(Path::new("/proc"), pid));
+            let (resident_bytes, started) = process.unwrap_or_default();
+            WorkerStatus { number: id.0, state, pid, resident_bytes, started, gpu }
+        });
+        workers.collect()
+    }
+
+    fn worker_health(&self, model: &str) -> Vec<WorkerHealth> {
+        let Ok(serving) = self.inner.loader.models().serving(model, "") else { return Vec::new() };
+        serving.instances().map(|instances| instances.health()).unwrap_or_default()
+    }
+
+    fn gpu_usage(&self, number: u32) -> Option<GpuUsage> {
+        let reading = self.inner.latest.gpus.of(self.inner.loader.devices().bus_number(number)?, clock::now())?;
+        Some(GpuUsage {
+            utilization: reading.utilization,
+            bandwidth: reading.bandwidth,
+            memory_used: reading.memory.map(|memory| memory.used),
+        })
+    }
+
+    fn waiting(&self, model: &str) -> u64 {
+        let serving = self.inner.loader.models().serving(model, "");
+        serving.map_or(0, |serving| u64::try_from(serving.series.waiting()).unwrap_or(0))
+    }
+
+    fn killed_since(&self, model: &str, since: Instant) -> bool {
+        let serving = self.inner.loader.models().serving(model, "");
+        serving.is_ok_and(|serving| serving.driver().is_some_and(|driver| driver.killed_since(since)))
+    }
+
+    fn end_sequence(&self, model: &str, id: &CorrelationId) {
+        let Ok(serving) = self.inner.loader.models().serving(model, "") else { return };
+        if let Some(driver) = serving.driver() {
+            driver.end_sequence(id);
+        }
+    }
+
+    fn record_refused(&self, model: &str, version: &str, serving: &str) {
+        if let Ok(serving) = self.inner.loader.models().serving(serving, "") {
+            record::inference_refused(&serving.series, Reason::QueueFull);
+        }
+        if let Some(named) = self.inner.cache.alias(model, version) {
+            record::alias_requested(&self.inner.cache, &named);
+        }
+    }
+
+    fn current_metrics(&self) -> Arc<Cache> {
+        self.observe();
+        self.inner.cache.clone()
     }
 }

@@ -1,5 +1,5 @@
 //! What the loads of clients may bring. Files: only listeners whose clients may run code on this machine accept them. Whether a
-//! configuration brings code is decided when the model's own configuration is read, see `crate::loader::client_configuration`.
+//! configuration brings code is decided when the model's own configuration is read, see `crate::loader::prepare`.
 
 use pharos::error::InferError;
 use pharos::repository::{LoadScope, Override};
@@ -32,7 +32,7 @@ impl Uploads {
 /// Checks that a load brings no files, which can run code on this machine.
 ///
 /// # Errors
-/// It brings files.
+/// The load brings files.
 pub(super) fn check(model: &str, sent: &Override) -> Result<(), InferError> {
     if sent.files.is_empty() {
         return Ok(());

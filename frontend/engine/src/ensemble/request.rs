@@ -21,17 +21,18 @@ use pharos::metrics::record;
 use pharos::timeline::{ComputeStamps, Instant};
 
 use super::slots::{Queued, STUCK, StepPermit};
-use super::steps::{InSequence, StepTensor, log_left_out, made, region, request_inputs, requested, response};
-use super::steps::{StepTensors, sequence_of, step_request};
+use super::steps::{
+    InSequence, StepTensor, log_left_out, made, region, request_inputs, requested, response, sequence_of, step_request,
+};
 use super::streams::{Stream, Streams};
 use super::{Member, Members, Target};
-use crate::scheduler::{Answer, Streamed};
+use crate::scheduler::{InferResult, Streamed};
 use pharos_os::clock;
 
 /// The completion of something that a step waited for.
 enum Event<R> {
     /// A step has answered.
-    Answered(CallId, Answer, StepPermit),
+    Answered(CallId, InferResult, StepPermit),
     /// A decoupled step has started.
     Begun(usize, Stream<R>),
 }
@@ -96,12 +97,13 @@ impl<M: Members> EnsembleRequest<M> {
         // Resolves all members before the first step runs, so that a request ends with the models it began with.
         let members = plan.steps().iter().map(|step| models.member(step)).collect::<Result<Vec<_>, _>>()?;
         // A replaced member serves before its ensembles are loaded again. A stage without an end takes one response only.
-        let takes_one = |number| ensemble.stages.ended_by(number).is_none();
-        let mut several = members.iter().enumerate().filter(|(_, member)| member.config().decoupled);
-        if let Some((_, member)) = several.find(|(number, _)| takes_one(*number)) {
-            return Err(replaced(&**member));
+        for (number, member) in members.iter().enumerate() {
+            if member.config().decoupled && ensemble.stages.ended_by(number).is_none() {
+                return Err(replaced(&**member));
+            }
         }
-        let (requested, inputs) = (requested(&***version, &request), request_inputs(&***version, &mut request));
+        let requested = requested(&***version, &request);
+        let inputs = request_inputs(&***version, &mut request);
         let stages = ensemble.stages.count();
         Ok(Self {
             models: Arc::clone(models),
@@ -149,11 +151,12 @@ impl<M: Members> EnsembleRequest<M> {
     /// Returns the start of the first step and stamps whose distances are the members' summed times, as in Triton. With
     /// concurrent steps the sum exceeds the time of the request.
     pub(super) fn stamps(&self) -> ComputeStamps {
-        let after = |start: Instant, ns: u64| Instant(start.0.saturating_add(ns));
-        let (start, (input, infer, output)) = (self.times.started, self.times.sums);
-        let input_end = after(start, input);
-        let output_start = after(input_end, infer);
-        ComputeStamps { start, input_end, output_start, end: after(output_start, output) }
+        let start = self.times.started;
+        let (input_ns, infer_ns, output_ns) = self.times.sums;
+        let input_end = Instant(start.0.saturating_add(input_ns));
+        let output_start = Instant(input_end.0.saturating_add(infer_ns));
+        let end = Instant(output_start.0.saturating_add(output_ns));
+        ComputeStamps { start, input_end, output_start, end }
     }
 
     /// Returns the nanoseconds until `now` without a running step.
@@ -168,14 +171,14 @@ impl<M: Members> EnsembleRequest<M> {
 
     fn start(&mut self, call: Call<StepTensor>) {
         let Call { id, step: number, stage, decoupled, inputs, outputs } = call;
-        let (Some(ensemble), Some(member)) = (self.version.ensemble(), self.members.get(number)) else { return };
+        let Some(ensemble) = self.version.ensemble() else { return };
+        let Some(resolved) = self.members.get(number) else { return };
         let Some(step) = self.plan.steps().get(number) else { return };
         let sequence = sequence_of(&inputs, &self.request);
-        let member = self.member_for(step, member, &sequence);
-        let tensors = StepTensors { inputs, outputs: &outputs };
-        let mut request = step_request((step, &*member), &self.request, tensors, &sequence);
+        let member = self.member_for(step, resolved, &sequence);
+        let mut request = step_request(step, &*member, &self.request, inputs, &outputs, &sequence);
         for output in &mut request.outputs {
-            output.region = region(&*self.version, &self.plan, (step, &output.name), &self.request);
+            output.region = region(&*self.version, &self.plan, step, &output.name, &self.request);
         }
         let since = clock::now();
         if self.running.is_empty() {
@@ -207,10 +210,11 @@ impl<M: Members> EnsembleRequest<M> {
             self.models.begin_sequence(step, &sequence.id);
             return found.clone();
         }
-        let with = self.models.with_sequence(step, &sequence.id);
-        // The plan depends on whether the member is decoupled.
-        let with = with.filter(|with| with.config().decoupled == found.config().decoupled);
-        with.unwrap_or_else(|| found.clone())
+        match self.models.with_sequence(step, &sequence.id) {
+            // The plan depends on whether the member is decoupled.
+            Some(began) if began.config().decoupled == found.config().decoupled => began,
+            _ => found.clone(),
+        }
     }
 
     fn stream(&mut self, stage: usize, stream: Stream<M::Responses>) {
@@ -220,16 +224,16 @@ impl<M: Members> EnsembleRequest<M> {
     }
 
     /// Handles the answer of an ordinary step, or the failed start of a decoupled one.
-    fn answered(&mut self, id: CallId, answer: Answer, permit: StepPermit) {
+    fn answered(&mut self, id: CallId, answer: InferResult, permit: StepPermit) {
         self.before = permit;
         let Some(running) = self.stopped(id) else { return };
         let plan = self.plan.clone();
         let Some(step) = plan.steps().get(running.step) else { return };
         if let Ok(response) = &answer {
-            self.recorded((&running, &step.model), response);
+            self.recorded(&running, &step.model, response);
         }
         let Running { member, decoupled, sequence, .. } = running;
-        let made = answer.and_then(|response| made((step, &*member), response, sequence));
+        let made = answer.and_then(|response| made(step, &*member, response, sequence));
         let left_out = match decoupled {
             true => self.flow.response(id, made),
             false => self.flow.done(id, made),
@@ -245,10 +249,11 @@ impl<M: Members> EnsembleRequest<M> {
             if later.map(|count| count.load(Ordering::Relaxed)).sum::<usize>() > 0 {
                 continue;
             }
-            let (flow, Some(streams)) = (&self.flow, self.streams.get_mut(stage)) else { continue };
+            let flow = &self.flow;
+            let Some(streams) = self.streams.get_mut(stage) else { continue };
             if let Poll::Ready((id, streamed, permit)) = streams.poll_next(cx, |id| flow.waiting(id)) {
                 self.before = permit;
-                self.responded((stage, id), streamed);
+                self.responded(stage, id, streamed);
                 return true;
             }
         }
@@ -256,19 +261,21 @@ impl<M: Members> EnsembleRequest<M> {
     }
 
     /// Handles a response of a decoupled step.
-    fn responded(&mut self, (stage, id): (usize, CallId), Streamed { answer, last, empty }: Streamed) {
+    fn responded(&mut self, stage: usize, id: CallId, streamed: Streamed) {
+        let Streamed { answer, last, empty } = streamed;
         let Some(running) = self.running.get(&id) else { return };
-        let (member, sequence) = (running.member.clone(), running.sequence.clone());
+        let member = running.member.clone();
+        let sequence = running.sequence.clone();
         let plan = self.plan.clone();
         let Some(step) = plan.steps().get(running.step) else { return };
         if last
             && let Some(running) = self.stopped(id)
             && let Ok(response) = &answer
         {
-            self.recorded((&running, &step.model), response);
+            self.recorded(&running, &step.model, response);
         }
         if !(empty && answer.is_ok()) {
-            let made = answer.and_then(|response| made((step, &*member), response, sequence));
+            let made = answer.and_then(|response| made(step, &*member, response, sequence));
             let left_out = self.flow.response(id, made);
             log_left_out(&*self.version, step, &left_out);
         }
@@ -292,7 +299,7 @@ impl<M: Members> EnsembleRequest<M> {
     }
 
     /// Records a step that succeeded with its only or last response.
-    fn recorded(&mut self, (running, model): (&Running<M::Member>, &str), response: &InferResponse) {
+    fn recorded(&mut self, running: &Running<M::Member>, model: &str, response: &InferResponse) {
         let (input, infer, output) = response.timeline.compute.durations_ns();
         let sums = &mut self.times.sums;
         *sums = (sums.0 + input, sums.1 + infer, sums.2 + output);

@@ -35,7 +35,8 @@ impl<M: Members> Responses<M> {
         let latest = clock::now();
         request.timeline.queue_start = latest;
         let mut unanswered = Unanswered::new(target.version, target.ensemble, &request);
-        let (mut running, mut first) = (None, None);
+        let mut running = None;
+        let mut first = None;
         match EnsembleRequest::begin(target, request) {
             Ok(begun) => running = Some(begun),
             Err(error) => {
@@ -66,9 +67,9 @@ impl<M: Members> Responses<M> {
     }
 
     /// Records a response and builds it.
-    fn made(&mut self, made: Option<Result<StepOutputs, InferError>>) -> Streamed {
-        let empty = made.is_none();
-        let made = made.unwrap_or_else(|| Ok(StepOutputs::default()));
+    fn made(&mut self, next: Option<Result<StepOutputs, InferError>>) -> Streamed {
+        let empty = next.is_none();
+        let made = next.unwrap_or_else(|| Ok(StepOutputs::default()));
         let last = empty || made.is_err() || self.running.as_ref().is_none_or(EnsembleRequest::is_over);
         let kind = match &made {
             Ok((outputs, _)) if outputs.is_empty() => ResponseKind::Empty,
@@ -90,7 +91,8 @@ impl<M: Members> Responses<M> {
         if last {
             record::stream_ended(version.series(), &self.progress);
         }
-        (self.count, self.latest) = (self.count + 1, now);
+        self.count += 1;
+        self.latest = now;
         let answer = match made {
             Ok(made) => self.response(&version, made, last),
             Err(error) => Err(self.unanswered.failed(error)),
@@ -102,12 +104,8 @@ impl<M: Members> Responses<M> {
     }
 
     /// Builds the response with these outputs.
-    fn response(
-        &mut self,
-        version: &M::Member,
-        (outputs, parameters): StepOutputs,
-        last: bool,
-    ) -> Result<InferResponse, InferError> {
+    fn response(&mut self, version: &M::Member, made: StepOutputs, last: bool) -> Result<InferResponse, InferError> {
+        let (outputs, parameters) = made;
         let Some(running) = &self.running else { return Err(InferError::internal("a request ended twice")) };
         request_trace::outputs(&running.request, &outputs);
         let timeline = match last {

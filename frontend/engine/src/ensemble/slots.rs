@@ -85,7 +85,8 @@ mod tests {
 
     #[tokio::test]
     async fn permits_are_granted_in_the_order_of_the_requests() {
-        let (slots, waiting) = (Slots::new(1, 1).unwrap(), Arc::new(AtomicUsize::new(0)));
+        let slots = Slots::new(1, 1).unwrap();
+        let waiting = Arc::new(AtomicUsize::new(0));
         let ensemble = ModelVersion::new("e", 1);
         let mut held = slots.queue(0, &waiting, None).unwrap().acquire(&ensemble, STUCK).await;
         let queue = |_| Box::pin(slots.queue(0, &waiting, None).unwrap().acquire(&ensemble, STUCK));
@@ -102,8 +103,10 @@ mod tests {
 
     #[tokio::test]
     async fn waiting_for_a_permit_is_limited() {
-        let (slots, waiting) = (Slots::new(2, 1).unwrap(), Arc::new(AtomicUsize::new(0)));
-        let (ensemble, time_limit) = (ModelVersion::new("e", 1), Duration::from_millis(20));
+        let slots = Slots::new(2, 1).unwrap();
+        let waiting = Arc::new(AtomicUsize::new(0));
+        let ensemble = ModelVersion::new("e", 1);
+        let time_limit = Duration::from_millis(20);
         let first = slots.queue(1, &waiting, None).unwrap().acquire(&ensemble, STUCK).await;
         assert_eq!((waiting.load(Ordering::Relaxed), slots.taken().collect::<Vec<_>>()), (0, vec![0, 1]));
         let second = slots.queue(1, &waiting, first.clone()).unwrap();

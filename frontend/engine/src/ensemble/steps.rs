@@ -1,4 +1,4 @@
-//! Converts an ensemble's request to those of its steps, and their responses to the ensemble's.
+//! Converts an ensemble's request to requests of the steps, and the responses of the steps to the ensemble's responses.
 
 use pharos::ensemble::{Plan, Step, fit};
 use pharos::error::InferError;
@@ -54,9 +54,13 @@ pub(super) fn sequence_of(tensors: &[(usize, StepTensor)], request: &InferReques
 
 /// Returns the positions of the outputs that a request asks for.
 pub(super) fn requested(version: &impl Member, request: &InferRequest) -> Vec<usize> {
-    let wanted = |name: &str| request.outputs.is_empty() || request.outputs.iter().any(|output| output.name == name);
-    let outputs = version.config().outputs.iter().enumerate();
-    outputs.filter(|(_, spec)| wanted(&spec.name)).map(|(position, _)| position).collect()
+    let mut positions = Vec::new();
+    for (position, spec) in version.config().outputs.iter().enumerate() {
+        if request.outputs.is_empty() || request.outputs.iter().any(|output| output.name == spec.name) {
+            positions.push(position);
+        }
+    }
+    positions
 }
 
 /// Takes the inputs out of a request, with their positions in the configuration.
@@ -70,31 +74,29 @@ pub(super) fn request_inputs(version: &impl Member, request: &mut InferRequest) 
     given.collect()
 }
 
-/// The tensors of a step's request, by their positions in the step.
-pub(super) struct StepTensors<'a> {
-    pub(super) inputs: Vec<(usize, StepTensor)>,
-    /// The positions of the requested outputs.
-    pub(super) outputs: &'a [usize],
-}
-
-/// Builds the request of a step from the ensemble's request, the step's tensors and its place in a sequence.
+/// Builds the request of a step from the ensemble's request, the step's inputs and requested outputs, by their positions in the
+/// step, and its place in a sequence.
 pub(super) fn step_request(
-    (step, member): (&Step, &impl Member),
+    step: &Step,
+    member: &impl Member,
     request: &InferRequest,
-    StepTensors { inputs, outputs: requested }: StepTensors<'_>,
+    passed: Vec<(usize, StepTensor)>,
+    requested: &[usize],
     sequence: &InSequence,
 ) -> InferRequest {
     let config = member.config();
-    let input = |(position, passed): (usize, StepTensor)| {
-        let (name, _) = step.inputs.get(position)?;
-        let dims = config.input(name).map_or(&[][..], |spec| &spec.dims);
-        Some(InferInput { name: name.clone(), tensor: passed.into_tensor(dims, config.batches()) })
-    };
+    let mut inputs = Vec::with_capacity(passed.len());
+    for (position, tensor) in passed {
+        if let Some((name, _)) = step.inputs.get(position) {
+            let dims = config.input(name).map_or(&[][..], |spec| &spec.dims);
+            inputs.push(InferInput { name: name.clone(), tensor: tensor.into_tensor(dims, config.batches()) });
+        }
+    }
     let outputs = requested.iter().filter_map(|position| step.outputs.get(*position));
     InferRequest {
         model_name: member.model().name.to_string(),
         model_version: member.model().version.to_string(),
-        inputs: inputs.into_iter().filter_map(input).collect(),
+        inputs,
         input_order: Vec::new(),
         outputs: outputs.map(|(name, _)| RequestedOutput { name: name.clone(), ..Default::default() }).collect(),
         id: request.id.clone(),
@@ -119,7 +121,8 @@ pub(super) fn step_request(
 pub(super) fn region(
     version: &impl Member,
     plan: &Plan,
-    (step, output): (&Step, &str),
+    step: &Step,
+    output: &str,
     request: &InferRequest,
 ) -> Option<Slice> {
     let (_, tensor) = step.outputs.iter().find(|(name, _)| name == output)?;
@@ -133,7 +136,8 @@ pub(super) fn region(
 /// # Errors
 /// A parameter of the response that gives the place has the wrong type.
 pub(super) fn made(
-    (step, member): (&Step, &impl Member),
+    step: &Step,
+    member: &impl Member,
     response: InferResponse,
     asked: InSequence,
 ) -> Result<Vec<(usize, StepTensor)>, InferError> {
@@ -164,7 +168,8 @@ fn reported_sequence(parameters: &Parameters, asked: InSequence) -> Result<InSeq
             return Err(InferError::invalid(format!("expected parameter 'sequence_id' to be {types}")));
         }
     };
-    let (start, end) = (flag("sequence_start")?, flag("sequence_end")?);
+    let start = flag("sequence_start")?;
+    let end = flag("sequence_end")?;
     if id.is_none() && start.is_none() && end.is_none() {
         return Ok(asked);
     }
@@ -174,27 +179,34 @@ fn reported_sequence(parameters: &Parameters, asked: InSequence) -> Result<InSeq
 /// Returns an error for outputs in client memory that no step has written there: inputs of the ensemble, and, in a decoupled
 /// ensemble, tensors that other steps consume, because the next response may overwrite them too early.
 fn check_regions(version: &impl Member, request: &InferRequest, outputs: &[InferOutput]) -> Result<(), InferError> {
-    let place = |slice: &Slice| (slice.region().map(|region| region.id), slice.offset);
-    let taken = |name: &str| {
-        let position = version.config().outputs.iter().position(|spec| spec.name == name)?;
-        let plan = version.ensemble()?.plan();
-        plan.tensors().get(*plan.outputs().get(position)?).map(|tensor| !tensor.consumers.is_empty())
-    };
     for InferOutput { name, tensor } in outputs {
         let wanted = request.outputs.iter().find(|wanted| wanted.name == *name);
-        let wanted = wanted.and_then(|wanted| wanted.region.as_ref());
-        let why = match () {
-            () if wanted.map(place) != tensor.data.region().map(place) => "is one of its inputs",
-            () if wanted.is_some() && version.config().decoupled && taken(name) == Some(true) => {
-                "is an input of other steps"
-            }
-            () => continue,
+        let region = wanted.and_then(|wanted| wanted.region.as_ref());
+        let why = if region.map(place_in_region) != tensor.data.region().map(place_in_region) {
+            "is one of its inputs"
+        } else if region.is_some() && version.config().decoupled && is_consumed(version, name) {
+            "is an input of other steps"
+        } else {
+            continue;
         };
         let model = &version.config().name;
         let text = format!("output '{name}' of ensemble '{model}' {why}: it cannot be in shared memory");
         return Err(InferError::unsupported(text));
     }
     Ok(())
+}
+
+fn place_in_region(slice: &Slice) -> (Option<u64>, u64) {
+    (slice.region().map(|region| region.id), slice.offset)
+}
+
+/// Returns whether a step of an ensemble has an output of the ensemble as its input.
+fn is_consumed(version: &impl Member, output: &str) -> bool {
+    let position = version.config().outputs.iter().position(|spec| spec.name == output);
+    let Some((position, ensemble)) = position.zip(version.ensemble()) else { return false };
+    let plan = ensemble.plan();
+    let tensor = plan.outputs().get(position).and_then(|tensor| plan.tensors().get(*tensor));
+    tensor.is_some_and(|tensor| !tensor.consumers.is_empty())
 }
 
 /// Builds the outputs and the parameters of a response of the ensemble.
@@ -204,18 +216,19 @@ fn check_regions(version: &impl Member, request: &InferRequest, outputs: &[Infer
 pub(super) fn response(
     version: &impl Member,
     request: &InferRequest,
-    outputs: Vec<(usize, StepTensor)>,
+    made: Vec<(usize, StepTensor)>,
 ) -> Result<(Vec<InferOutput>, Parameters), InferError> {
     let config = version.config();
-    let sequence = sequence_of(&outputs, request);
-    let outputs = outputs.into_iter().filter_map(|(position, passed)| {
-        let spec = config.outputs.get(position)?;
-        let dims = spec.reshape.as_ref().unwrap_or(&spec.dims);
-        let mut tensor = passed.into_tensor(dims, config.batches());
-        tensor.shape = spec.protocol_shape(&tensor.shape, config.batches()).into_owned();
-        Some(InferOutput { name: spec.name.clone(), tensor })
-    });
-    let outputs: Vec<InferOutput> = outputs.collect();
+    let sequence = sequence_of(&made, request);
+    let mut outputs = Vec::with_capacity(made.len());
+    for (position, passed) in made {
+        if let Some(spec) = config.outputs.get(position) {
+            let dims = spec.reshape.as_ref().unwrap_or(&spec.dims);
+            let mut tensor = passed.into_tensor(dims, config.batches());
+            tensor.shape = spec.protocol_shape(&tensor.shape, config.batches()).into_owned();
+            outputs.push(InferOutput { name: spec.name.clone(), tensor });
+        }
+    }
     check_regions(version, request, &outputs)?;
     let parameters = if outputs.is_empty() { Parameters::new() } else { sequence_parameters(sequence) };
     Ok((outputs, parameters))
@@ -236,7 +249,8 @@ fn sequence_parameters(InSequence { id, start, end }: InSequence) -> Parameters 
 
 pub(super) fn log_left_out(version: &impl Member, step: &Step, left_out: &[String]) {
     for output in left_out {
-        let (ensemble, model) = (version.model(), &step.model);
+        let ensemble = version.model();
+        let model = &step.model;
         tracing::debug!(%ensemble, "step '{model}' did not produce its output '{output}'; consumers run without it");
     }
 }

@@ -46,9 +46,11 @@ impl<S: ResponseSource> Future for NextResponse<S> {
 
 impl<S: ResponseSource> Stream<S> {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Streamed> {
-        let none = || Err(InferError::internal("the model's responses ended without a final response"));
         let next = ready!(self.responses.poll_next(cx));
-        Poll::Ready(next.unwrap_or_else(|| Streamed { answer: none(), last: true, empty: false }))
+        Poll::Ready(next.unwrap_or_else(|| {
+            let error = InferError::internal("the model's responses ended without a final response");
+            Streamed { answer: Err(error), last: true, empty: false }
+        }))
     }
 }
 
@@ -204,7 +206,8 @@ mod tests {
 
     #[test]
     fn responses_keep_arrival_order_and_requests_stay_together() {
-        let (ids, mut streams) = (ids(3), Streams::default());
+        let ids = ids(3);
+        let mut streams = Streams::default();
         let senders: Vec<_> = ids
             .iter()
             .map(|id| {
@@ -258,7 +261,8 @@ mod tests {
 
     #[test]
     fn giving_up_drops_the_responses() {
-        let (ids, mut streams) = (ids(1), Streams::default());
+        let ids = ids(1);
+        let mut streams = Streams::default();
         let (sender, responses) = unbounded_channel();
         streams.push(Stream { id: ids[0], responses, permit: None });
         respond(&sender, "a0", false);

@@ -44,7 +44,7 @@ const READY: &[u8] = b"ready\n";
 pub(super) struct Cache<'a> {
     /// The folder, which is created if it does not exist.
     pub(super) folder: &'a Path,
-    /// The user to whom they belong; `None` for that of this process.
+    /// The user to whom they belong; `None` for the user of this process.
     pub(super) user: Option<&'a WorkerUser>,
 }
 
@@ -78,11 +78,11 @@ impl<'a> Source<'a> {
     /// block.
     pub(super) fn open(path: &'a Path, user: Option<&WorkerUser>, reading: &'a Reading) -> Result<Self, String> {
         let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
-        let open = || match user {
+        let opened = reading.watch(|| match user {
             Some(user) => user.open(path),
             None => OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path),
-        };
-        let file = reading.watch(open).map_err(|error| match user {
+        });
+        let file = opened.map_err(|error| match user {
             Some(user) => format!("the user '{}' cannot read it: {error}", user.name()),
             None => unreadable(error),
         })?;
@@ -99,7 +99,7 @@ impl<'a> Source<'a> {
     /// Returns the path of the opened file, without links.
     ///
     /// # Errors
-    /// It has none.
+    /// The file has no path.
     pub(super) fn real_path(&self) -> io::Result<PathBuf> {
         fs::read_link(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
     }
@@ -123,14 +123,14 @@ pub(super) fn unpacked(
     let mut lock = locked(folder, &key).map_err(in_folder)?;
     let ready = is_ready(&mut lock).map_err(in_folder)?;
     if ready && !path.is_dir() {
-        let in_use = |_| format!("'{}' was removed while other servers use it", path.display());
-        flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(in_use)?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive)
+            .map_err(|_| format!("'{}' was removed while other servers use it", path.display()))?;
     }
     if !ready || !path.is_dir() {
         remove_unused(folder, &key);
         lock.set_len(0).and_then(|()| remove(&path)).map_err(in_folder)?;
         tracing::info!("unpacking the environment '{}' into '{}'", archive.path.display(), path.display());
-        if let Err(error) = make(cache, (archive, state), &path, interpreter) {
+        if let Err(error) = make(cache, archive, state, &path, interpreter) {
             let _ = remove(&path);
             return Err(error);
         }
@@ -149,17 +149,21 @@ pub(super) fn unpacked(
 /// Makes an environment from its archive, which had this state before its key was computed. Part of it may be left on an error.
 fn make(
     cache: &Cache<'_>,
-    (archive, before): (&Source<'_>, State),
+    archive: &Source<'_>,
+    before: State,
     path: &Path,
     interpreter: impl FnOnce(&Path) -> Result<Command, String>,
 ) -> Result<(), String> {
     let folder = cache.folder.join(SUBDIR);
-    let in_folder = |error: io::Error| format!("the folder '{}' of environments: {error}", cache.folder.display());
-    // The errors of `tar` name only the file.
-    let refused = |error: io::Error| format!("it cannot be unpacked into '{}': {}", folder.display(), deepest(&error));
     (&archive.file).rewind().map_err(unreadable)?;
-    unpack(archive.reading.of(&archive.file), path, &Limits::default()).map_err(refused)?;
-    cache.user.map_or(Ok(()), |user| user.give(path)).map_err(in_folder)?;
+    unpack(archive.reading.of(&archive.file), path, &Limits::default()).map_err(|error| {
+        // The errors of `tar` name only the file.
+        format!("it cannot be unpacked into '{}': {}", folder.display(), deepest(&error))
+    })?;
+    cache
+        .user
+        .map_or(Ok(()), |user| user.give(path))
+        .map_err(|error| format!("the folder '{}' of environments: {error}", cache.folder.display()))?;
     relocate(path, interpreter(path)?)?;
     // Otherwise the environment could have other contents than its key says.
     if state(&archive.file)? == before {
@@ -251,8 +255,10 @@ fn locked(folder: &Path, key: &str) -> io::Result<File> {
 
 /// Returns whether the path still refers to the file, which may have been removed before it was locked.
 fn is_the_file(file: &File, path: &Path) -> bool {
-    let same = |a: &fs::Metadata, b: &fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
-    matches!((file.metadata(), fs::metadata(path)), (Ok(a), Ok(b)) if same(&a, &b))
+    match (file.metadata(), fs::metadata(path)) {
+        (Ok(opened), Ok(found)) => opened.dev() == found.dev() && opened.ino() == found.ino(),
+        _ => false,
+    }
 }
 
 fn is_ready(lock: &mut (impl Read + Seek)) -> io::Result<bool> {
@@ -357,7 +363,9 @@ mod tests {
         for round in 0..50 {
             let (sender, done) = mpsc::channel();
             for _ in 0..4 {
-                let (sender, one, cache) = (sender.clone(), one.clone(), folder.path().join(round.to_string()));
+                let sender = sender.clone();
+                let one = one.clone();
+                let cache = folder.path().join(round.to_string());
                 thread::spawn(move || sender.send(unpacked(&at(&cache), &one, python)));
             }
             let used: Vec<_> = (0..4).map(|_| done.recv_timeout(Duration::from_secs(20)).unwrap().unwrap()).collect();
@@ -368,8 +376,9 @@ mod tests {
     #[test]
     fn an_archive_is_unpacked_once_and_again_after_a_change() {
         let folder = tempfile::tempdir().unwrap();
-        let (cache, one, copy) =
-            (folder.path().join("a/cache"), folder.path().join("one.tar.gz"), folder.path().join("copy.tar.gz"));
+        let cache = folder.path().join("a/cache");
+        let one = folder.path().join("one.tar.gz");
+        let copy = folder.path().join("copy.tar.gz");
         archive(
             &one,
             &[(EntryType::Regular, "bin/python3", "#!/bin/sh\n"), (EntryType::Symlink, "bin/python", "python3")],
@@ -403,7 +412,8 @@ mod tests {
     #[test]
     fn an_archive_that_is_changed_while_it_is_unpacked_is_refused() {
         let folder = tempfile::tempdir().unwrap();
-        let (cache, path) = (folder.path().join("cache"), folder.path().join("one.tar.gz"));
+        let cache = folder.path().join("cache");
+        let path = folder.path().join("one.tar.gz");
         archive(&path, &[(EntryType::Regular, "bin/python3", "old")]);
         let changing = |home: &Path| {
             archive(&path, &[(EntryType::Regular, "bin/python3", "new")]);
@@ -419,7 +429,8 @@ mod tests {
     #[test]
     fn an_environment_whose_removal_ends_early_is_not_ready() {
         let folder = tempfile::tempdir().unwrap();
-        let (cache, path) = (folder.path().join("cache"), folder.path().join("one.tar.gz"));
+        let cache = folder.path().join("cache");
+        let path = folder.path().join("one.tar.gz");
         archive(&path, &[(EntryType::Regular, "bin/python3", "")]);
         let home = unpacked(&at(&cache), &path, python).unwrap().path().to_owned();
         let lock = home.with_extension("lock");
@@ -451,7 +462,9 @@ mod tests {
             fs::create_dir(path).unwrap();
             old(path.with_extension("lock"));
         }
-        let (used, unused, young) = (environment("used"), environment("unused"), environment("young"));
+        let used = environment("used");
+        let unused = environment("unused");
+        let young = environment("young");
         let gone = unused.path().to_owned();
         let [held, kept] = [&used, &young].map(|environment| environment.path().to_owned());
         drop((unused, young));
@@ -467,11 +480,14 @@ mod tests {
     #[test]
     fn no_entry_is_unpacked_outside_the_environment() {
         let folder = tempfile::tempdir().unwrap();
-        let (cache, path) = (folder.path().join("cache"), folder.path().join("bad.tar.gz"));
+        let cache = folder.path().join("cache");
+        let path = folder.path().join("bad.tar.gz");
         let outside = folder.path().join("outside");
         fs::create_dir(&outside).unwrap();
         let target = outside.to_str().unwrap();
-        let (file, link, hard) = (EntryType::Regular, EntryType::Symlink, EntryType::Link);
+        let file = EntryType::Regular;
+        let link = EntryType::Symlink;
+        let hard = EntryType::Link;
         let cases: [(&[Piece<'_>], &str); 7] = [
             (&[(file, "../evil", "x")], "'../evil' is outside the environment"),
             (&[(file, "a/../../evil", "x")], "'a/../../evil' is outside the environment"),
@@ -497,7 +513,8 @@ mod tests {
     #[test]
     fn errors_do_not_show_what_a_file_contains_that_is_no_archive() {
         let folder = tempfile::tempdir().unwrap();
-        let (cache, path) = (folder.path().join("cache"), folder.path().join("secrets"));
+        let cache = folder.path().join("cache");
+        let path = folder.path().join("secrets");
         let secret = "root:secret\n".repeat(100).into_bytes();
         let compressed = |content: &[u8]| {
             let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
@@ -522,7 +539,8 @@ mod tests {
     #[test]
     fn only_regular_files_with_content_are_read() {
         let folder = tempfile::tempdir().unwrap();
-        let (pipe, empty) = (folder.path().join("pipe"), folder.path().join("empty"));
+        let pipe = folder.path().join("pipe");
+        let empty = folder.path().join("empty");
         let mode = rustix::fs::Mode::RUSR;
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
         fs::write(&empty, "").unwrap();
@@ -541,7 +559,8 @@ mod tests {
     #[test]
     fn files_in_a_directory_that_its_owner_cannot_write_are_unpacked() {
         let folder = tempfile::tempdir().unwrap();
-        let (path, target) = (folder.path().join("e.tar"), folder.path().join("target"));
+        let path = folder.path().join("e.tar");
+        let target = folder.path().join("target");
         let mut builder = Builder::new(File::create(&path).unwrap());
         let mut header = Header::new_gnu();
         header.set_entry_type(EntryType::Directory);

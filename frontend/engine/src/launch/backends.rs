@@ -32,35 +32,37 @@ impl Found {
 ///
 /// # Errors
 /// The backend does not exist; the text lists the available ones.
-pub(crate) fn find(program: &Program, (model, name): (&str, &str), places: &[&Path]) -> Result<Found, String> {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
-    if name.is_empty() || name.starts_with('.') || !name.bytes().all(plain) {
+pub(crate) fn find(program: &Program, model: &str, name: &str, places: &[&Path]) -> Result<Found, String> {
+    let is_plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte));
+    if name.is_empty() || name.starts_with('.') || !is_plain {
         return Err(format!(
             "backend '{}' of model '{model}' is not a valid backend name: allowed are letters, digits, '_', '-' and '.'",
             name.escape_debug()
         ));
     }
     let own = program.backends.as_ref().map(|directory| directory.join(name));
-    let mut all = places.iter().copied().chain(own.as_deref());
-    let file = |directory: &Path, name: &str| Some(directory.join(name)).filter(|path| path.is_file()).map(absolute);
-    let library = format!("libpharos_{name}.so");
-    if let Some(path) = all.find_map(|directory| file(directory, &library)) {
+    let all: Vec<&Path> = places.iter().copied().chain(own.as_deref()).collect();
+    if let Some(path) = first_file(&all, &format!("libpharos_{name}.so")) {
         return Ok(Found::Library(path));
     }
-    let worker = format!("pharos-worker-{name}");
-    if let Some(path) = own.as_deref().and_then(|directory| file(directory, &worker)) {
+    let of_backend: Vec<&Path> = own.as_deref().into_iter().collect();
+    if let Some(path) = first_file(&of_backend, &format!("pharos-worker-{name}")) {
         return Ok(Found::Worker(path));
     }
-    if let Some(path) = own.as_deref().and_then(|directory| file(directory, "model.py")) {
+    if let Some(path) = first_file(&of_backend, "model.py") {
         return Ok(Found::Python(path));
     }
-    let of_triton = format!("libtriton_{name}.so");
-    let of_triton = places.iter().copied().chain(own.as_deref()).find_map(|directory| file(directory, &of_triton));
-    Err(missing(program, (model, name), of_triton.as_deref()))
+    let of_triton = first_file(&all, &format!("libtriton_{name}.so"));
+    Err(missing(program, model, name, of_triton.as_deref()))
+}
+
+/// Returns the absolute path of the first file of this name in the directories.
+fn first_file(directories: &[&Path], name: &str) -> Option<PathBuf> {
+    directories.iter().map(|directory| directory.join(name)).find(|path| path.is_file()).map(absolute)
 }
 
 /// Returns the error for a backend that does not exist, or of which only a library for Triton exists.
-fn missing(program: &Program, (model, name): (&str, &str), of_triton: Option<&Path>) -> String {
+fn missing(program: &Program, model: &str, name: &str, of_triton: Option<&Path>) -> String {
     let looked = match &program.backends {
         Some(directory) => {
             let wanted = format!("libpharos_{name}.so, pharos-worker-{name} or model.py");

@@ -53,8 +53,8 @@ fn last_line(mut output: impl Read + Send + 'static) -> io::Result<mpsc::Receive
         let mut text = Vec::new();
         let _ = (&mut output).take(64 << 10).read_to_end(&mut text);
         let _ = io::copy(&mut output, &mut io::sink());
-        let text = String::from_utf8_lossy(&text);
-        let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
+        let lines = String::from_utf8_lossy(&text);
+        let last = lines.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
         let _ = sending.send(last.to_owned());
     })?;
     Ok(receiver)

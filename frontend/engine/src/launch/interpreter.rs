@@ -133,20 +133,22 @@ fn by_parameter(program: &Program, model: &Model<'_>, value: &str, reading: &Rea
             may_name(model, &path, &real)?;
         }
     }
-    let prepare = |home: &Path| {
+    // The variables of the environment contain its path, and models change their working directory.
+    let folder = absolute(program.environments.clone());
+    let cache = Cache { folder: &folder, user: program.user.as_deref() };
+    let unpacked = archive::unpacked(&cache, &archive, |home: &Path| {
         let mut interpreter = in_environment(model.name, home.to_owned(), BY_PARAMETER)?;
         interpreter.archive = Some(path.clone());
         check(model.name, &interpreter)?;
         let mut sandbox = sandbox::of(program, model)?;
         sandbox.iter_mut().try_for_each(|sandbox| permit(sandbox, program, model, &interpreter))?;
-        let (variables, hidden, user) = (activation::variables(home), program.hidden.clone(), program.user.clone());
+        let variables = activation::variables(home);
+        let hidden = program.hidden.clone();
+        let user = program.user.clone();
         let launch = Launch { executable: interpreter.path, variables, hidden, user, sandbox, ..Launch::default() };
         Ok(launch.command(Some(home)))
-    };
-    // The variables of the environment contain its path, and models change their working directory.
-    let folder = absolute(program.environments.clone());
-    let cache = Cache { folder: &folder, user: program.user.as_deref() };
-    let unpacked = archive::unpacked(&cache, &archive, prepare).map_err(unusable)?;
+    })
+    .map_err(unusable)?;
     let mut interpreter = in_environment(model.name, unpacked.path().to_owned(), BY_PARAMETER)?;
     interpreter.archive = Some(path);
     Ok(Named { interpreter, unpacked: Some(Arc::new(unpacked)) })
@@ -182,7 +184,8 @@ pub(super) fn permit(
     if sandbox.permits(&executable) {
         return Ok(());
     }
-    let (name, place) = (model.name, executable.display());
+    let name = model.name;
+    let place = executable.display();
     Err(format!(
         "model '{name}': the Python interpreter {interpreter} is '{place}', which the model may not read in its sandbox. \
          {PERMITTED} its interpreter",
@@ -197,7 +200,7 @@ const PERMITTED: &str = "A model in a sandbox may read its own files, the system
 /// configuration may, with a path outside of the model's directory.
 ///
 /// # Errors
-/// It may not.
+/// The configuration may not name the environment.
 fn may_name(model: &Model<'_>, named: &Path, real: &Path) -> Result<(), String> {
     let directory = absolute(model.directory.to_owned());
     let why = if model.provenance.origin == CodeOrigin::Request {
@@ -209,7 +212,8 @@ fn may_name(model: &Model<'_>, named: &Path, real: &Path) -> Result<(), String> 
     } else {
         return Ok(());
     };
-    let (name, real) = (model.name, real.display());
+    let name = model.name;
+    let real = real.display();
     Err(format!(
         "model '{name}': its environment '{real}' cannot be used in a sandbox: {why}. {PERMITTED} the environment"
     ))
@@ -231,11 +235,12 @@ fn normalized(path: &Path) -> PathBuf {
 /// Returns the interpreter of a virtual or conda environment.
 fn in_environment(model: &str, home: PathBuf, by: &'static str) -> Result<Interpreter, String> {
     let candidates = ["bin/python3", "bin/python"].map(|name| home.join(name));
-    // Includes dangling links, so that the error names the link.
-    let denied = |path: &PathBuf| {
-        path.symlink_metadata().is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
-    };
-    match candidates.iter().find(|path| path.symlink_metadata().is_ok() || denied(path)) {
+    // Includes dangling links, and paths that cannot be reached, so that the error names them.
+    let found = candidates.iter().find(|path| match path.symlink_metadata() {
+        Ok(_) => true,
+        Err(error) => error.kind() == std::io::ErrorKind::PermissionDenied,
+    });
+    match found {
         Some(path) => Ok(Interpreter { path: path.clone(), by, home: Some(home), archive: None }),
         None => Err(format!(
             "model '{model}': '{}' ({by}) is not a Python environment: it has neither bin/python3 nor bin/python",
@@ -249,9 +254,10 @@ fn by_default(program: &Program, model: &str) -> Result<Interpreter, String> {
         Some(path) => (path.as_path(), BY_FLAG),
         None => (Path::new("python3"), BY_PATH),
     };
-    let found = resolve(name);
-    let missing = || format!("model '{model}' needs Python, but '{}' is not on the PATH; set --python", name.display());
-    Ok(Interpreter { path: found.ok_or_else(missing)?, by, home: None, archive: None })
+    match resolve(name) {
+        Some(path) => Ok(Interpreter { path, by, home: None, archive: None }),
+        None => Err(format!("model '{model}' needs Python, but '{}' is not on the PATH; set --python", name.display())),
+    }
 }
 
 /// Returns the absolute path of an interpreter that is named by its path, or by a name on the PATH.

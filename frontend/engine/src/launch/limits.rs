@@ -41,7 +41,7 @@ impl Limited {
     /// Makes a control group with the limits. Blocks.
     ///
     /// # Errors
-    /// It cannot be made; the text contains the reason.
+    /// The group cannot be made; the text contains the reason.
     pub(crate) fn group(&self) -> Result<ControlGroup, String> {
         self.groups.create(&self.limits)
     }
@@ -90,7 +90,9 @@ impl<T: Copy + PartialOrd + Display> Bound<'_, T> {
     fn limit(&self, model: &Model<'_>, parse: fn(&str) -> Result<T, String>) -> Result<Option<T>, String> {
         let Some(value) = self.value else { return Ok(self.most) };
         let refused = |allowed: String| {
-            let (model, parameter, value) = (model.name, self.parameter, value.escape_debug());
+            let model = model.name;
+            let parameter = self.parameter;
+            let value = value.escape_debug();
             format!("model '{model}': its parameter '{parameter}' is '{value}'; allowed is {allowed}")
         };
         let limit = parse(value).map_err(refused)?;
@@ -104,7 +106,7 @@ impl<T: Copy + PartialOrd + Display> Bound<'_, T> {
 /// Parses a memory limit in bytes.
 ///
 /// # Errors
-/// It is not a number of bytes from 1 MiB on; the text says what is allowed.
+/// The text is not a number of bytes from 1 MiB on; the error contains what is allowed.
 pub fn parse_memory(text: &str) -> Result<u64, String> {
     parsed(text, |bytes: &u64| *bytes >= 1 << 20, "a number of bytes from 1048576 (1 MiB) on")
 }
@@ -112,7 +114,7 @@ pub fn parse_memory(text: &str) -> Result<u64, String> {
 /// Parses a limit of processes and threads.
 ///
 /// # Errors
-/// It is not a number of at least 1; the text says what is allowed.
+/// The text is not a number of at least 1; the error contains what is allowed.
 pub fn parse_tasks(text: &str) -> Result<u32, String> {
     parsed(text, |tasks: &u32| (1..=MOST_TASKS).contains(tasks), "a number of processes and threads from 1 to 4194304")
 }
@@ -120,7 +122,7 @@ pub fn parse_tasks(text: &str) -> Result<u32, String> {
 /// Parses a limit of processor time, as a number of processors.
 ///
 /// # Errors
-/// It is not a number from 0.01 to 1024; the text says what is allowed.
+/// The text is not a number from 0.01 to 1024; the error contains what is allowed.
 pub fn parse_processors(text: &str) -> Result<f64, String> {
     parsed(text, |processors: &f64| (0.01..=1024.0).contains(processors), "a number of processors from 0.01 to 1024")
 }

@@ -85,7 +85,7 @@ pub(crate) struct Launch {
     pub(crate) interpreter: Option<Interpreter>,
     /// The modules that a fork server loads for it; `None` if it is not started by one.
     pub(crate) preload: Option<Vec<String>>,
-    /// The user of the process; `None` for that of this one.
+    /// The user of the process; `None` for the user of this process.
     pub(crate) user: Option<Arc<WorkerUser>>,
     /// The restrictions of the process.
     pub(crate) sandbox: Option<Sandbox>,
@@ -136,14 +136,17 @@ impl Launch {
         command
     }
 
-    /// Returns the variables of a process that may write only this directory: that of temporary files, and those of caches that
-    /// the process would not inherit.
+    /// Returns the variables of a process that may write only this directory: the directory of temporary files, and the directories
+    /// of caches that the process would not inherit.
     fn temporary(&self, directory: &Path) -> Vec<(&'static str, Option<OsString>)> {
-        let inherits =
-            |name: &str| std::env::var_os(name).is_some() && !self.hidden.iter().any(|hidden| hidden == name);
-        let caches = CACHES.into_iter().filter(|(name, _)| !inherits(name));
-        let caches = caches.map(|(name, folder)| (name, Some(directory.join(folder).into_os_string())));
-        [(TEMPORARY, Some(directory.as_os_str().to_owned()))].into_iter().chain(caches).collect()
+        let mut variables = vec![(TEMPORARY, Some(directory.as_os_str().to_owned()))];
+        for (name, folder) in CACHES {
+            let is_inherited = std::env::var_os(name).is_some() && !self.hidden.iter().any(|hidden| hidden == name);
+            if !is_inherited {
+                variables.push((name, Some(directory.join(folder).into_os_string())));
+            }
+        }
+        variables
     }
 }
 
@@ -159,11 +162,12 @@ pub(crate) fn choose(program: &Program, model: &Model<'_>, reading: &Reading) ->
     launch.variables.push(without_telemetry(std::env::var_os(TELEMETRY)));
     let sandbox =
         sandbox::of(program, model)?.map(|sandbox| permitted(sandbox, program, model, &launch)).transpose()?;
-    let (hidden, user) = (program.hidden.clone(), program.user.clone());
+    let hidden = program.hidden.clone();
+    let user = program.user.clone();
     Ok(Launch { hidden, user, sandbox, limits: limits::of(program, model)?, ..launch })
 }
 
-/// Lets the user of a model's programs read its files, if this server has made them: those of a load request, and copies from an
+/// Lets the user of a model's programs read its files, if this server has made them: files of a load request, and copies from an
 /// object store.
 fn grant_files(user: &WorkerUser, model: &Model<'_>) -> Result<(), String> {
     for path in [model.directory, model.version] {
@@ -180,15 +184,17 @@ fn grant_files(user: &WorkerUser, model: &Model<'_>) -> Result<(), String> {
 /// The model's Python is in a place that it may not read.
 fn permitted(mut sandbox: Sandbox, program: &Program, model: &Model<'_>, launch: &Launch) -> Result<Sandbox, String> {
     let backends = program.backends.clone().map(backends::absolute);
-    let is_of_operator = |path: &Path| backends.as_ref().is_some_and(|directory| path.starts_with(directory));
     for (name, value) in &launch.variables {
         let value = value.clone().unwrap_or_default();
         match *name {
-            // Those of an environment are the model's.
+            // The libraries of an environment are the model's.
             LIBRARY_PATH if launch.interpreter.is_none() => sandbox.permit(std::env::split_paths(&value)),
             LIBRARY | PYTHON_BACKEND => {
-                let directory = Path::new(&value).parent().filter(|directory| is_of_operator(directory));
-                sandbox.permit(directory.map(Path::to_owned));
+                if let Some(directory) = Path::new(&value).parent()
+                    && backends.as_ref().is_some_and(|of_operator| directory.starts_with(of_operator))
+                {
+                    sandbox.permit([directory.to_owned()]);
+                }
             }
             _ => {}
         }
@@ -218,7 +224,7 @@ fn of_backend(program: &Program, model: &Model<'_>, reading: &Reading) -> Result
         return python(program, model, reading, Vec::new());
     }
     let places = [model.version, model.directory];
-    match backends::find(program, (model.name, model.backend), &places)? {
+    match backends::find(program, model.name, model.backend, &places)? {
         Found::Library(path) => {
             let library = (LIBRARY, Some(path.into_os_string()));
             Ok(native(program, program.worker.clone(), vec![library]))
@@ -293,7 +299,8 @@ fn of_packages(library: &Path) -> Vec<PathBuf> {
 
 fn python(program: &Program, model: &Model<'_>, reading: &Reading, mut variables: Variables) -> Result<Launch, String> {
     let named = interpreter::find(program, model, reading)?;
-    let (interpreter, unpacked) = (named.interpreter, named.unpacked);
+    let interpreter = named.interpreter;
+    let unpacked = named.unpacked;
     if let Some(home) = &interpreter.home {
         variables.extend(activation::variables(home));
     }
@@ -320,8 +327,8 @@ pub(crate) fn no_cuda_provider(program: &Program) -> Option<String> {
         ));
     };
     let provider = library.with_file_name(CUDA_PROVIDER);
-    let missing = || format!("ONNX Runtime has no CUDA provider: '{}' is missing; {advice}", provider.display());
-    (!provider.is_file()).then(missing)
+    let is_missing = !provider.is_file();
+    is_missing.then(|| format!("ONNX Runtime has no CUDA provider: '{}' is missing; {advice}", provider.display()))
 }
 
 /// Returns the files outside the model's directory that determine how it runs: its environment and its backend.
@@ -330,7 +337,7 @@ pub(crate) fn outside(program: &Program, model: &Model<'_>) -> Vec<PathBuf> {
         model.environment.map(|path| interpreter::named_path(path, model)).into_iter().collect();
     if !ORDINARY.contains(&model.backend)
         && !program.is_python(model.backend)
-        && let Ok(found) = backends::find(program, (model.name, model.backend), &[model.version, model.directory])
+        && let Ok(found) = backends::find(program, model.name, model.backend, &[model.version, model.directory])
     {
         files.push(found.path().to_owned());
     }

@@ -114,8 +114,7 @@ impl Sandbox {
 /// The model's parameter is invalid, or switches off what must not be.
 pub(super) fn of(program: &Program, model: &Model<'_>) -> Result<Option<Sandbox>, String> {
     let Sandboxes { mode, read, write } = &program.sandboxes;
-    let choice = model.provenance.sandbox(*mode, model.sandbox);
-    let choice = choice.map_err(|what| refused_sandbox(model.name, &what))?;
+    let choice = model.provenance.sandbox(*mode, model.sandbox).map_err(|what| refused_sandbox(model.name, &what))?;
     if choice.isolation == Isolation::None {
         return Ok(None);
     }
@@ -231,19 +230,24 @@ fn has_cuda(devices: &[PathBuf]) -> bool {
 /// Returns the files that the operator's Python interpreter reads: its virtual environment, and the installation to which its links
 /// lead.
 pub(super) fn of_interpreter(interpreter: &Path) -> Vec<PathBuf> {
-    let home = |path: &Path| Some(path.parent()?.parent()?.to_owned());
     let mut paths = Vec::new();
-    if let Some(home) = home(interpreter).filter(|home| is_environment(home)) {
+    if let Some(home) = home_of(interpreter).filter(|home| is_environment(home)) {
         paths.push(home);
     }
-    let installation = fs::canonicalize(interpreter).ok();
-    let installation = installation.as_deref().and_then(home).filter(|home| home != Path::new("/"));
-    paths.extend(installation.into_iter().flat_map(|home| {
-        let all = is_environment(&home);
-        if all { vec![home] } else { PYTHON.map(|name| home.join(name)).to_vec() }
-    }));
+    let real = fs::canonicalize(interpreter).ok();
+    if let Some(installation) = real.as_deref().and_then(home_of).filter(|home| home != Path::new("/")) {
+        match is_environment(&installation) {
+            true => paths.push(installation),
+            false => paths.extend(PYTHON.map(|name| installation.join(name))),
+        }
+    }
     paths.push(interpreter.to_owned());
     paths
+}
+
+/// Returns the directory above the `bin` of an interpreter.
+fn home_of(interpreter: &Path) -> Option<PathBuf> {
+    Some(interpreter.parent()?.parent()?.to_owned())
 }
 
 /// Returns the parts of a model's environment that it may read, in a directory whose path has no links.
@@ -357,7 +361,8 @@ mod tests {
     fn an_interpreter_reads_its_environment_and_its_installation() {
         let folder = tempfile::tempdir().unwrap();
         let root = fs::canonicalize(folder.path()).unwrap();
-        let (home, python) = (root.join("home"), root.join("venv/bin/python3"));
+        let home = root.join("home");
+        let python = root.join("venv/bin/python3");
         for directory in [home.join("bin"), root.join("venv/bin")] {
             fs::create_dir_all(directory).unwrap();
         }

@@ -31,7 +31,7 @@ pub struct Program {
     pub environments: PathBuf,
     /// Environment variables of this process that workers do not inherit.
     pub hidden: Vec<OsString>,
-    /// The user of these programs; `None` for that of this process.
+    /// The user of these programs; `None` for the user of this process.
     pub user: Option<Arc<WorkerUser>>,
     /// The sandboxes of these programs.
     pub sandboxes: Sandboxes,
@@ -52,19 +52,24 @@ impl Program {
         PYTHON.contains(&backend) || self.deployment_backends.contains(&backend)
     }
 
-    /// Returns the default folder of environments. For workers of another user, it is one of the system, because they
-    /// could not reach that of this process's user; else it is in the user's cache folder, or in a per-user folder of the
-    /// temporary directory.
+    /// Returns the default folder of environments: for workers of another user, a folder of the system, because these workers cannot
+    /// reach the folders of this process's user; else a folder in the user's cache folder, or a per-user folder of the temporary
+    /// directory.
     pub fn default_environments(user: Option<&WorkerUser>) -> PathBuf {
         if user.is_some() {
             return PathBuf::from("/var/cache/pharos");
         }
-        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let cache =
-            set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache"))).filter(|path| path.is_absolute());
-        let own = || std::env::temp_dir().join(format!("pharos-{}", rustix::process::geteuid().as_raw()));
-        cache.map_or_else(own, |cache| cache.join("pharos")).join("environments")
+        let cache = path_in("XDG_CACHE_HOME").or_else(|| Some(path_in("HOME")?.join(".cache")));
+        let folder = match cache.filter(|path| path.is_absolute()) {
+            Some(cache) => cache.join("pharos"),
+            None => std::env::temp_dir().join(format!("pharos-{}", rustix::process::geteuid().as_raw())),
+        };
+        folder.join("environments")
     }
+}
+
+fn path_in(variable: &str) -> Option<PathBuf> {
+    std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
 /// The limits of a server's workers.

@@ -50,7 +50,8 @@ impl Fixture {
 
     /// Calls a function with a model of this backend and environment.
     fn with_model<R>(&self, backend: &str, environment: Option<&str>, then: impl FnOnce(&Model<'_>) -> R) -> R {
-        let (directory, version) = (self.root().join("m"), self.root().join("m/1"));
+        let directory = self.root().join("m");
+        let version = self.root().join("m/1");
         let model = Model {
             name: "m",
             backend,
@@ -251,7 +252,8 @@ fn onnx_models_on_gpus_need_the_cuda_provider_beside_the_library() {
     let why = |fixture: &Fixture| no_cuda_provider(&fixture.program);
     assert!(why(&fixture).unwrap().starts_with("ONNX Runtime is not installed, "));
     fixture.program.onnxruntime = Some(fixture.file("capi/libonnxruntime.so.1.31.1", 0o644));
-    let (text, advice) = (why(&fixture).unwrap(), "is missing; `pip install onnxruntime-gpu[cuda,cudnn]` installs it");
+    let text = why(&fixture).unwrap();
+    let advice = "is missing; `pip install onnxruntime-gpu[cuda,cudnn]` installs it";
     assert!(text.contains("capi/libonnxruntime_providers_cuda.so' ") && text.ends_with(advice), "{text}");
     fixture.file("capi/libonnxruntime_providers_cuda.so", 0o644);
     assert_eq!(why(&fixture), None);

@@ -59,11 +59,13 @@ fn unpack_tar(mut reader: impl Read, target: &Path, limits: &Limits) -> io::Resu
     let attributes = AttributeLimit::default();
     let mut archive = Archive::new(attributes.reader(Cursor::new(start).chain(reader)));
     archive.set_preserve_mtime(true);
-    let (mut bytes, mut files) = (0u64, 0u64);
+    let mut bytes = 0u64;
+    let mut files = 0u64;
     for entry in archive.entries()? {
         let mut entry = entry.map_err(without_content)?;
         attributes.allow(entry.raw_file_position(), entry.size());
-        let (name, kind) = (entry.path()?.into_owned(), entry.header().entry_type());
+        let name = entry.path()?.into_owned();
+        let kind = entry.header().entry_type();
         let refuse = |why: &str| Err(io::Error::other(format!("'{}' {why}", name.display())));
         bytes = bytes.saturating_add(entry.size());
         files += 1;

@@ -12,15 +12,15 @@ use pharos::repository::{Change, State, StateReason, VersionFingerprint, changes
 use super::Loader;
 use super::prepare::Prepared;
 use crate::serving::{RetireReason, Serving};
-use crate::supervisor::Ending;
+use crate::supervisor::{Ending, Instances};
 
 /// What happens to serving versions whose successors cannot be loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum OnLoadFailure {
-    /// They continue to serve.
+    /// The versions continue to serve.
     #[default]
     Keep,
-    /// They end, because their members have changed.
+    /// The versions end, because their members have changed.
     Withdraw,
 }
 
@@ -70,21 +70,22 @@ impl Loader {
             prepared.versions.iter().map(|(number, version)| (*number, version.fingerprint)).collect();
         let mut plan = changes(&fingerprints, &wanted, reload);
         for (number, change) in &mut plan {
-            let given_up = |serving: &Arc<Serving>| serving.instances().is_some_and(|all| all.any_given_up());
+            let Some(runs) = running.get(number) else { continue };
             if *change == Change::Replace
-                && let Some(runs) = running.get(number).filter(|runs| Some(&runs.fingerprint) != wanted.get(number))
+                && Some(&runs.fingerprint) != wanted.get(number)
                 && let Some(less) = self.change_when_complete(runs, prepared).await
             {
                 *change = less;
             }
-            if matches!(change, Change::Keep | Change::Describe) && running.get(number).is_some_and(given_up) {
+            let any_given_up = runs.instances().is_some_and(Instances::any_given_up);
+            if any_given_up && matches!(change, Change::Keep | Change::Describe) {
                 *change = Change::Resize;
             }
         }
         let mut outcome =
             Outcome { cache: self.cache().clone(), ready: Vec::new(), failed: BTreeMap::new(), removed: Vec::new() };
         for (&number, &change) in &plan {
-            self.perform(prepared, (number, change), running.get(&number), &mut outcome).await;
+            self.perform(prepared, number, change, running.get(&number), &mut outcome).await;
         }
         let failed = outcome.failed.clone();
         let removed = std::mem::take(&mut outcome.removed);
@@ -109,7 +110,8 @@ impl Loader {
     async fn perform(
         self: &Arc<Self>,
         prepared: &Prepared,
-        (number, change): (u64, Change),
+        number: u64,
+        change: Change,
         runs: Option<&Arc<Serving>>,
         outcome: &mut Outcome,
     ) {
@@ -134,8 +136,8 @@ impl Loader {
             Err(reason) => Err(reason),
         };
         if change != Change::Describe {
-            let change = if is_new { ModelChange::Load } else { ModelChange::Resize };
-            record::model_changed(self.cache(), change, result.is_ok());
+            let recorded = if is_new { ModelChange::Load } else { ModelChange::Resize };
+            record::model_changed(self.cache(), recorded, result.is_ok());
         }
         match result {
             Ok(serving) => outcome.ready.push(Ready { serving, is_new, goes_on: go_on.is_some() }),
@@ -222,7 +224,8 @@ impl Loader {
 
 /// Warns about versions that the policy names but that have no directory; the other versions serve.
 fn warn_of_missing(prepared: &Prepared) {
-    let (model, place) = (&prepared.name, prepared.model_files.path().display());
+    let model = &prepared.name;
+    let place = prepared.model_files.path().display();
     for version in &prepared.missing {
         tracing::warn!(%model, "version {version} is specified in 'version_policy', but '{place}' has no such directory");
     }

@@ -1,56 +1,37 @@
 //! Loads and unloads models by name, together with their dependencies and dependents. Operations on the same model are
 //! serialized; those on different models run concurrently.
-
-mod locks;
+//!
+//! Where repositories may contain models of the same name (`--model-namespacing`), a name can mean several models.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 
 use pharos::error::{Cause, ErrorCode, InferError, Reason};
+use pharos::id::bare_name;
 use pharos::metrics::labels::ModelChange;
 use pharos::metrics::record;
-use pharos::repository::{LoadScope, Override};
+use pharos::repository::{LoadScope, Override, check_model_name};
 use pharos_os::blocking;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use locks::BegunLoad;
-pub(super) use locks::Locks;
-
 use super::change::OnLoadFailure;
+use super::locks::BegunLoad;
+use super::on_demand::leave_ensembles;
 use super::prepare::{PrepareError, Prepared};
-use super::unloading::leave_ensembles;
-use super::{Loader, Mode};
+use super::{LoadRequest, Loaded, Loader, Mode};
 use crate::calls::Caller;
-use crate::serving::{RetireReason, Snapshot};
+use crate::serving::{RetireReason, Snapshot, ambiguous};
 use crate::store::Overrides;
 
-/// The result of a load; the error is for the client.
-pub(super) type Loaded = Result<(), InferError>;
-
-/// A model to load or to check again.
-#[derive(Clone, Default)]
-pub(super) struct LoadRequest {
-    pub(super) name: String,
-    pub(super) overrides: Option<Arc<Overrides>>,
-    /// Whether the server loads it by itself, neither for a client nor as a member of an ensemble.
-    pub(super) by_itself: bool,
-    /// Whether the overrides are a client's, and not those of an earlier load.
-    pub(super) overriding: bool,
-    /// Whether it is loaded by itself only because a request is loading it already: it may be unloaded when it has no use.
-    pub(super) after_request: bool,
-    /// Whether to reload it even if it has not changed.
-    pub(super) reload: bool,
-    /// The model of the worker that loads it with a configuration or files.
-    pub(super) owner: Option<String>,
-    pub(super) failing: OnLoadFailure,
-}
-
-impl LoadRequest {
-    pub(super) fn new(name: &str, overrides: Option<Arc<Overrides>>) -> Self {
-        Self { name: name.to_owned(), overrides, ..Self::default() }
-    }
+/// A load whose files have been read.
+struct PreparedLoad {
+    wanted: LoadRequest,
+    begun: BegunLoad,
+    prepared: Prepared,
+    /// Dropped when the model is loaded, or its load has failed.
+    done: watch::Sender<()>,
 }
 
 impl Loader {
@@ -79,7 +60,8 @@ impl Loader {
     ) -> Loaded {
         self.by_request()?;
         self.check_name(name)?;
-        let (loader, name) = (self.clone(), name.to_owned());
+        let loader = self.clone();
+        let name = name.to_owned();
         let load = async move { loader.load_named(&name, overrides, scope, caller.as_deref()).await };
         self.result(self.runtime.spawn(load)).await?
     }
@@ -91,8 +73,9 @@ impl Loader {
     /// Unloading by request is disabled. Unloading an unknown model is not an error.
     pub(crate) async fn unload_model(self: &Arc<Self>, name: &str, dependents: bool) -> Loaded {
         self.by_request()?;
-        let (loader, name) = (self.clone(), name.to_owned());
-        let unload = async move { loader.unload_named(&name, dependents).await };
+        let loader = self.clone();
+        let name = name.to_owned();
+        let unload = async move { loader.unload_all_of(loader.unloaded_with(&name, dependents)).await };
         self.result(self.runtime.spawn(unload)).await
     }
 
@@ -138,28 +121,27 @@ impl Loader {
         }
         let overrides = match overrides {
             Some(overrides) => {
-                let (loader, loaded_by) = (self.clone(), caller.map(|caller| caller.sandbox));
-                let write = move || Overrides::new(overrides, scope, loaded_by, &loader.override_directories);
-                let written = blocking::run(write).await;
-                let written = written.unwrap_or_else(|error| Err(io::Error::other(error)));
+                let loader = self.clone();
+                let loaded_by = caller.map(|caller| caller.sandbox);
+                let writing =
+                    blocking::run(move || Overrides::new(overrides, scope, loaded_by, &loader.override_directories));
+                let written = writing.await.unwrap_or_else(|error| Err(io::Error::other(error)));
                 Some(Arc::new(written.map_err(|error| not_polled(name, &error.to_string()))?))
             }
             None => None,
         };
         // Overrides of an earlier load apply as long as the model is loaded.
-        let wanted: Vec<LoadRequest> = {
-            let table = self.models.snapshot();
-            let owner = caller.map(|caller| caller.model.clone());
-            let wanted = |name: &String| match &overrides {
+        let mut wanted = Vec::new();
+        for name in &all {
+            wanted.push(match &overrides {
                 Some(overrides) => LoadRequest {
                     overriding: true,
-                    owner: owner.clone(),
+                    owner: caller.map(|caller| caller.model.clone()),
                     ..LoadRequest::new(name, Some(overrides.clone()))
                 },
-                None => LoadRequest::new(name, table.overrides.get(name).cloned()),
-            };
-            all.iter().map(wanted).collect()
-        };
+                None => LoadRequest::new(name, self.models.snapshot().overrides.get(name).cloned()),
+            });
+        }
         // Until they are recorded as named, so that they are not unloaded before.
         let _begun: Vec<BegunLoad> = all.iter().map(|name| self.locks.of(name).begin_load()).collect();
         let mut loaded = self.load_all_of(wanted).await;
@@ -188,37 +170,37 @@ impl Loader {
 
     async fn load_side_by_side(self: &Arc<Self>, wanted: Vec<LoadRequest>) -> BTreeMap<String, Loaded> {
         let mut results = BTreeMap::new();
-        let mut loads = Vec::new();
+        let mut loads: Vec<PreparedLoad> = Vec::new();
         // Ensembles are recognized only by their configurations, so all are read before anything is loaded.
         for (wanted, begun, prepared) in self.with_members(wanted).await {
             let name = wanted.name.clone();
             match self.checked_dependencies(&name, prepared).await {
-                Ok(prepared) => loads.push((wanted, begun, prepared, watch::channel(()))),
+                Ok(prepared) => loads.push(PreparedLoad { wanted, begun, prepared, done: watch::Sender::new(()) }),
                 Err(_) if self.is_exiting() => drop(results.insert(name, Err(InferError::exiting()))),
                 Err(unprepared) => drop(results.insert(name, Err(self.not_prepared(&wanted, &begun, &unprepared)))),
             }
         }
-        let on_demand = self.on_demand_among(loads.iter().map(|(wanted, _, prepared, _)| (wanted, prepared)));
-        loads.retain_mut(|(wanted, _, prepared, _)| {
-            wanted.after_request = on_demand.contains(&wanted.name);
-            let added = wanted.after_request && self.add_on_demand(prepared);
+        let on_demand = self.on_demand_among(loads.iter().map(|load| (&load.wanted, &load.prepared)));
+        loads.retain_mut(|load| {
+            load.wanted.after_request = on_demand.contains(&load.wanted.name);
+            let added = load.wanted.after_request && self.add_on_demand(&load.prepared);
             if added {
-                results.insert(wanted.name.clone(), Ok(()));
+                results.insert(load.wanted.name.clone(), Ok(()));
             }
             !added
         });
-        let instances: usize = loads.iter().map(|(_, _, prepared, _)| prepared.instances()).sum();
+        let instances: usize = loads.iter().map(|load| load.prepared.instances()).sum();
         if let Some(warning) = self.settings.descriptors.warning(loads.len(), instances) {
             tracing::warn!("{warning}");
         }
-        // Dropping the sender signals that its model is done, successfully or not.
         let done: BTreeMap<String, watch::Receiver<()>> =
-            loads.iter().map(|(wanted, _, _, (_, done))| (wanted.name.clone(), done.clone())).collect();
+            loads.iter().map(|load| (load.wanted.name.clone(), load.done.subscribe())).collect();
         let mut tasks = Vec::new();
-        for (wanted, begun, prepared, (sender, _)) in loads {
-            let table = self.models.snapshot();
-            let members = table.dependencies.members(&wanted.name).filter_map(|member| done.get(member).cloned());
-            let members: Vec<_> = members.collect();
+        for PreparedLoad { wanted, begun, prepared, done: sender } in loads {
+            let mut members: Vec<watch::Receiver<()>> = Vec::new();
+            for member in self.models.snapshot().dependencies.members(&wanted.name) {
+                members.extend(done.get(member).cloned());
+            }
             let loader = self.clone();
             tasks.push(tokio::spawn(async move {
                 for mut member in members {
@@ -246,7 +228,7 @@ impl Loader {
         wanted: Vec<LoadRequest>,
     ) -> Vec<(LoadRequest, BegunLoad, Result<Prepared, PrepareError>)> {
         let loader = self.clone();
-        let read = move || {
+        let reading = blocking::run(move || {
             let mut all: Vec<(LoadRequest, BegunLoad, Result<Prepared, PrepareError>)> = Vec::new();
             let requested: BTreeSet<String> =
                 wanted.iter().filter(|wanted| !wanted.by_itself).map(|wanted| wanted.name.clone()).collect();
@@ -269,8 +251,8 @@ impl Loader {
                 all.push((wanted, begun, prepared));
             }
             all
-        };
-        let read = blocking::run(read).await.unwrap_or_else(|error| {
+        });
+        let read = reading.await.unwrap_or_else(|error| {
             tracing::error!("cannot read the models to load: {error}");
             Vec::new()
         });
@@ -291,12 +273,12 @@ impl Loader {
         read
     }
 
-    pub(super) fn begin(&self, wanted: LoadRequest) -> (LoadRequest, BegunLoad) {
+    fn begin(&self, wanted: LoadRequest) -> (LoadRequest, BegunLoad) {
         let begun = self.locks.of(&wanted.name).begin_load();
         (wanted, begun)
     }
 
-    pub(super) async fn checked_dependencies(
+    async fn checked_dependencies(
         self: &Arc<Self>,
         name: &str,
         prepared: Result<Prepared, PrepareError>,
@@ -307,7 +289,7 @@ impl Loader {
     }
 
     /// Records that the load of a model could not begin. Serving versions continue, unless they are to be withdrawn.
-    pub(super) fn not_prepared(
+    fn not_prepared(
         self: &Arc<Self>,
         wanted: &LoadRequest,
         begun: &BegunLoad,
@@ -357,14 +339,10 @@ impl Loader {
     }
 
     /// Loads one model, unless it is unloaded or the server exits meanwhile.
-    pub(super) async fn load_one(
-        self: &Arc<Self>,
-        wanted: &LoadRequest,
-        mut begun: BegunLoad,
-        prepared: &Prepared,
-    ) -> Loaded {
+    async fn load_one(self: &Arc<Self>, wanted: &LoadRequest, mut begun: BegunLoad, prepared: &Prepared) -> Loaded {
         let name = wanted.name.as_str();
-        let (lock, is_unloaded) = (self.locks.of(name), begun.unload_check());
+        let lock = self.locks.of(name);
+        let is_unloaded = begun.unload_check();
         let load = async {
             let _held = lock.held().await;
             let _permit = self.permits.acquire().await;
@@ -425,11 +403,6 @@ impl Loader {
                 }
             }
         }
-    }
-
-    async fn unload_named(self: &Arc<Self>, name: &str, dependents: bool) {
-        let unloaded = self.unloaded_with(name, dependents);
-        self.unload_all_of(unloaded).await;
     }
 
     /// Returns the models that an unload of this name unloads, with `dependents` also the members that only they need.
@@ -507,16 +480,189 @@ impl Loader {
         gone.into_iter().for_each(|(serving, ending)| self.models.retire(serving, ending));
         holds
     }
+
+    /// Reloads the wanted ensembles that depend on changed models, or withdraws ensembles that can no longer be loaded.
+    async fn reload_dependents(self: &Arc<Self>, changed: &BTreeSet<String>) {
+        for name in self.dependents_of(changed) {
+            if self.stores.namespaces() && !self.members_changed(&name, changed).await {
+                continue;
+            }
+            while self.reload_dependent(&name).await {}
+        }
+    }
+
+    /// Reloads or withdraws one ensemble. Returns whether to do it again: a client has loaded the ensemble with other overrides meanwhile,
+    /// but with the members of before.
+    async fn reload_dependent(self: &Arc<Self>, name: &str) -> bool {
+        let Some(overrides) = self.overrides_with_members(name) else {
+            if self.models.snapshot().serving.contains_key(name) {
+                let lock = self.locks.of(name);
+                let _held = lock.held().await;
+                self.withdraw(name);
+                if matches!(self.settings.mode, Mode::None | Mode::Poll(_)) {
+                    // A member was removed, but not the ensemble.
+                    self.models.change(|table| table.states.load_ended(name, false));
+                }
+            }
+            return false;
+        };
+        let (wanted, begun) = self.begin(LoadRequest {
+            reload: true,
+            failing: OnLoadFailure::Withdraw,
+            ..LoadRequest::new(name, overrides.clone())
+        });
+        let loader = self.clone();
+        let model = name.to_owned();
+        let reading = blocking::run(move || loader.prepare(&model, overrides.as_deref()));
+        let prepared = reading.await.unwrap_or_else(|error| Err(PrepareError::Unreadable(error.to_string())));
+        match self.checked_dependencies(name, prepared).await {
+            Ok(prepared) => drop(self.load_one(&wanted, begun, &prepared).await),
+            // At the exit, ensembles stay until their requests have ended.
+            Err(_) if self.is_exiting() => {}
+            Err(unprepared) => {
+                let lock = self.locks.of(name);
+                let _held = lock.held().await;
+                drop(self.not_prepared(&wanted, &begun, &unprepared));
+            }
+        }
+        let table = self.models.snapshot();
+        let mut serving = table.serving.get(name).into_iter().flat_map(BTreeMap::values);
+        let is_wanted = !self.is_exiting() && table.wanted.contains(name);
+        is_wanted
+            && has_other_overrides(&table, &wanted)
+            && serving.any(|serving| self.models.has_other_members(serving))
+    }
+
+    /// Returns the wanted ensembles that depend on changed models, sorted by depth, so that an ensemble of ensembles finds its
+    /// reloaded members.
+    fn dependents_of(&self, changed: &BTreeSet<String>) -> Vec<String> {
+        let table = self.models.snapshot();
+        let mut all: Vec<String> = Vec::new();
+        for name in changed {
+            for dependent in table.touched_by(name) {
+                if table.wanted.contains(&dependent) && !changed.contains(&dependent) && !all.contains(&dependent) {
+                    all.push(dependent);
+                }
+            }
+        }
+        all.sort_by_key(|name| table.dependencies.depth(name));
+        all
+    }
+
+    /// Returns the overrides of an ensemble, if it has any, while all its members serve; `None` otherwise.
+    fn overrides_with_members(&self, name: &str) -> Option<Option<Arc<Overrides>>> {
+        let table = self.models.snapshot();
+        let all_serve = table.dependencies.members(name).all(|member| table.serving.contains_key(member));
+        all_serve.then(|| table.overrides.get(name).cloned())
+    }
+
+    /// Returns an error for names that no model can have.
+    fn check_name(&self, name: &str) -> Result<(), InferError> {
+        check_model_name(self.stores.without_namespace(name)).map_err(InferError::invalid)
+    }
+
+    /// Returns the full names of the models with these names; an unknown name is returned unchanged.
+    ///
+    /// # Errors
+    /// A repository cannot be listed.
+    pub(super) async fn of_names(&self, names: &[String]) -> io::Result<Vec<String>> {
+        let stores = self.stores.clone();
+        let names = names.to_vec();
+        let searching = blocking::run(move || {
+            let mut found = Vec::new();
+            for name in names {
+                let of_name = stores.of_name(&name)?;
+                if of_name.is_empty() { found.push(name) } else { found.extend(of_name) }
+            }
+            Ok(found)
+        });
+        searching.await.unwrap_or_else(|error| Err(io::Error::other(error)))
+    }
+
+    /// Returns the models that a load of this name loads. Overrides apply to one model.
+    ///
+    /// # Errors
+    /// A repository cannot be listed, or overrides are given and several models match.
+    async fn to_load(&self, name: &str, has_overrides: bool) -> Result<Vec<String>, InferError> {
+        let found = self.of_names(&[name.to_owned()]).await;
+        let mut all = found.map_err(|error| not_polled(name, &error.to_string()))?;
+        // A model that consists entirely of a client's files is in no repository.
+        if self.stores.namespaces()
+            && self.models.snapshot().overrides.contains_key(name)
+            && !all.iter().any(|one| one == name)
+        {
+            all.push(name.to_owned());
+        }
+        if has_overrides && all.len() > 1 {
+            return Err(ambiguous(name, &all.iter().map(String::as_str).collect::<Vec<_>>()));
+        }
+        Ok(all)
+    }
+
+    /// Returns the models that an unload of this name unloads.
+    pub(super) fn to_unload(&self, name: &str) -> Vec<String> {
+        let table = self.models.snapshot();
+        let known = if table.namespaces && table.states.model(name).is_none() {
+            table.with_bare_name(name)
+        } else {
+            Vec::new()
+        };
+        if known.is_empty() { vec![name.to_owned()] } else { known.into_iter().map(str::to_owned).collect() }
+    }
+
+    /// Unloads models with the same bare names as the loaded ones that were loaded only as members and are no longer in a
+    /// repository: their ensembles now use the loaded models.
+    async fn unload_obsolete(self: &Arc<Self>, loaded: Vec<String>) {
+        if !self.stores.namespaces() {
+            return;
+        }
+        let Ok(present) = self.list_blocking().await else { return };
+        let names: BTreeSet<&str> = loaded.iter().map(|called| bare_name(called)).collect();
+        let mut obsolete = Vec::new();
+        {
+            let table = self.models.snapshot();
+            for called in &table.wanted {
+                if !table.named.contains(called)
+                    && !table.overrides.contains_key(called)
+                    && !present.contains_key(called)
+                    && names.contains(bare_name(called))
+                {
+                    obsolete.push(called.clone());
+                }
+            }
+        }
+        if !obsolete.is_empty() {
+            self.unload_all_of(obsolete).await;
+        }
+    }
+
+    /// Resolves the members of an ensemble again, because other repositories may contain them now. Returns whether any member
+    /// differs or depends on a changed model.
+    async fn members_changed(self: &Arc<Self>, ensemble: &str, changed: &BTreeSet<String>) -> bool {
+        let overrides = self.models.snapshot().overrides.get(ensemble).cloned();
+        let loader = self.clone();
+        let name = ensemble.to_owned();
+        let prepared = blocking::run(move || loader.prepare(&name, overrides.as_deref())).await;
+        let Ok(Ok(prepared)) = prepared else { return true };
+        let members = prepared.plan.as_ref().map(|plan| plan.members()).unwrap_or_default();
+        let table = self.models.snapshot();
+        let before: BTreeSet<&str> = table.dependencies.members(ensemble).collect();
+        if members == before {
+            return before.iter().any(|member| changed.contains(*member) || table.dependencies.depth(member) > 0);
+        }
+        self.models.change(|table| table.dependencies.insert(ensemble, members));
+        true
+    }
 }
 
 /// Triton's error for an unreadable model, with the reason, which Triton only logs.
-pub(super) fn not_polled(model: &str, reason: &str) -> InferError {
+fn not_polled(model: &str, reason: &str) -> InferError {
     InferError::internal(format!("failed to load '{model}', failed to poll from model repository: {reason}"))
 }
 
 /// Returns whether a client has loaded a model with other overrides since this load was prepared. They apply as long as the model is
 /// loaded.
-pub(super) fn has_other_overrides(table: &Snapshot, wanted: &LoadRequest) -> bool {
+fn has_other_overrides(table: &Snapshot, wanted: &LoadRequest) -> bool {
     let loaded = table.overrides.get(&wanted.name).map(Arc::as_ptr);
     table.serving.contains_key(&wanted.name) && loaded != wanted.overrides.as_ref().map(Arc::as_ptr)
 }

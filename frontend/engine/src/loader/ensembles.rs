@@ -11,8 +11,8 @@ use pharos::repository::{StateReason, VersionStatus};
 
 use super::Loader;
 use super::control::unavailable_version;
-use super::load::{Unserved, labels, log_warnings, read_cache};
 use super::prepare::{Prepared, Version};
+use super::version::{Unserved, labels, log_warnings, read_cache};
 use crate::cache::ModelCache;
 use crate::ensemble::{Ensemble, Members};
 use crate::serving::{Executor, Serving, Snapshot};
@@ -28,54 +28,54 @@ impl Loader {
     /// A member is missing or not ready, or the members do not fit together.
     pub(super) async fn load_ensemble(
         self: &Arc<Self>,
-        (prepared, version): (&Prepared, &Version),
+        prepared: &Prepared,
+        version: &Version,
         plan: Plan,
         number: u64,
     ) -> Result<Serving, String> {
         let began = clock::now();
         let directory = &version.directory;
-        let config = prepared.configuration.known().ok_or("code cannot complete an ensemble")?;
+        let given = prepared.configuration.known().ok_or("code cannot complete an ensemble")?;
         let members = match self.members(&plan) {
             Ok(members) => members,
-            Err(step) => return Err(self.unavailable(&config.name, step).await),
+            Err(step) => return Err(self.unavailable(&given.name, step).await),
         };
         let configs: Vec<&ModelConfig> = members.iter().map(|member| &*member.config).collect();
-        ensemble::check(config, &plan, &configs)?;
+        ensemble::check(given, &plan, &configs)?;
         let decoupled: Vec<bool> = configs.iter().map(|member| member.decoupled).collect();
-        if config.response_cache {
-            let all = self.with_nested(&members);
-            let all: Vec<&ModelConfig> = all.iter().map(|member| &*member.config).collect();
-            ensemble::check_cache(config, &all)?;
+        if given.response_cache {
+            let nested = self.with_nested(&members);
+            let nested_configs: Vec<&ModelConfig> = nested.iter().map(|member| &*member.config).collect();
+            ensemble::check_cache(given, &nested_configs)?;
         }
-        let stages = Stages::new(&config.name, &plan, &decoupled)?;
-        let config = &config.with_decoupled(stages.is_decoupled()).map_err(|error| error.to_string())?;
-        let labels = inherited(config, &plan, &members, labels(config, directory)?);
+        let stages = Stages::new(&given.name, &plan, &decoupled)?;
+        let config = given.with_decoupled(stages.is_decoupled()).map_err(|error| error.to_string())?;
+        let labels = inherited(&config, &plan, &members, labels(&config, directory)?);
         let model = ModelVersion::new(self.stores.model_name(&prepared.name), number);
         let loaded_files = self.loaded_files(prepared, version).await;
-        let cache = self.ensemble_cache(&model, config, loaded_files.as_deref(), &members).await;
-        let series = Unserved::new(self, &model, config, None).keep();
+        let cache = self.ensemble_cache(&model, &config, loaded_files.as_deref(), &members).await;
+        let series = Unserved::new(self, &model, &config, None).keep();
         if cache.is_some() {
             self.cache().model_cached(&series);
         }
-        let steps = plan.steps().iter().map(|step| step.model.as_str());
-        record::ensemble_loaded(self.cache(), &series, steps);
+        record::ensemble_loaded(self.cache(), &series, plan.steps().iter().map(|step| step.model.as_str()));
         let seconds = (clock::now() - began).as_secs_f64();
         record::model_load_duration(&series, seconds);
-        log_warnings(&model, config);
+        log_warnings(&model, &config);
         tracing::info!(%model, steps = plan.steps().len(), "ensemble ready in {seconds:.3} s");
         if config.decoupled {
             self.cache().model_decoupled(&series);
         }
-        let steps = members.iter().map(|member| Arc::downgrade(&member.executor)).collect();
-        let ensemble = Ensemble::new(plan, stages, config, cache);
+        let ensemble = Ensemble::new(plan, stages, &config, cache);
+        let executors = members.iter().map(|member| Arc::downgrade(&member.executor)).collect();
         Ok(Serving {
             model,
-            config: Arc::new(config.clone()),
+            config: Arc::new(config),
             series,
             directory: directory.clone(),
             loaded_files,
             labels,
-            executor: Arc::new(Executor::Ensemble { ensemble, members: steps }),
+            executor: Arc::new(Executor::Ensemble { ensemble, members: executors }),
             fingerprint: version.fingerprint,
             files: prepared.model_files.clone(),
         })
@@ -89,11 +89,12 @@ impl Loader {
     /// Returns why the model of a step cannot be used. The table forgets some models that could not be prepared; their files are
     /// read again for the reason.
     async fn unavailable(self: &Arc<Self>, ensemble: &str, step: &Step) -> String {
-        let (text, known) = unavailable(&self.models.snapshot(), ensemble, (&step.model, step.version));
+        let (text, known) = unavailable(&self.models.snapshot(), ensemble, &step.model, step.version);
         if known {
             return text;
         }
-        let (loader, member) = (self.clone(), step.model.clone());
+        let loader = self.clone();
+        let member = step.model.clone();
         let prepared = blocking::run(move || {
             let overrides = loader.models.snapshot().overrides.get(&member).cloned();
             loader.prepare(&member, overrides.as_deref()).map(drop)
@@ -109,21 +110,27 @@ impl Loader {
     /// # Errors
     /// A member is unknown, or ensembles depend on each other.
     pub(super) async fn check_dependencies(self: &Arc<Self>, ensemble: &str) -> Result<(), String> {
-        let missing: Vec<String> = {
+        let mut unknown = Vec::new();
+        {
             let table = self.models.snapshot();
-            let missing = table.dependencies.members(ensemble).filter(|member| table.states.model(member).is_none());
-            let missing: Vec<String> = missing.map(str::to_owned).collect();
-            if missing.is_empty() {
+            for member in table.dependencies.members(ensemble) {
+                if table.states.model(member).is_none() {
+                    unknown.push(member.to_owned());
+                }
+            }
+            if unknown.is_empty() {
                 return circular(&table.dependencies, ensemble).map_or(Ok(()), Err);
             }
-            missing
-        };
+        }
         let stores = self.stores.clone();
-        let read = move || {
-            missing.into_iter().map(|member| (stores.local(&member).err().map(LocalError::into_text), member)).collect()
-        };
-        let missing: Vec<(Option<String>, String)> = blocking::run(read).await.map_err(|error| error.to_string())?;
-        Err(not_available(ensemble, &missing))
+        let missing = blocking::run(move || {
+            let mut missing = Vec::new();
+            for member in unknown {
+                missing.push((stores.local(&member).err().map(LocalError::into_text), member));
+            }
+            missing
+        });
+        Err(not_available(ensemble, &missing.await.map_err(|error| error.to_string())?))
     }
 
     /// Returns the response cache of an ensemble, if the server has one and the configuration enables it. Its keys depend on the
@@ -176,8 +183,8 @@ fn changed(members: &[Arc<Serving>]) -> Option<ModelVersion> {
 
 /// Returns that members are not available, in Triton's words, and why.
 fn not_available(ensemble: &str, missing: &[(Option<String>, String)]) -> String {
-    let names: Vec<&str> = missing.iter().map(|(_, member)| member.as_str()).collect();
-    let names = names.join(", ");
+    let members: Vec<&str> = missing.iter().map(|(_, member)| member.as_str()).collect();
+    let names = members.join(", ");
     let text = format!("ensemble {ensemble} contains models that are not available or ambiguous: {names}");
     let reasons: Vec<String> = match missing {
         [(reason, _)] => reason.iter().cloned().collect(),
@@ -196,10 +203,9 @@ fn circular(dependencies: &Dependencies, ensemble: &str) -> Option<String> {
 
 /// Returns that a member cannot be used, and whether the text contains the reason. Triton has different texts for ensembles and for
 /// loaded models; other reasons follow its text.
-fn unavailable(table: &Snapshot, ensemble: &str, (member, version): (&str, Option<u64>)) -> (String, bool) {
+fn unavailable(table: &Snapshot, ensemble: &str, member: &str, version: Option<u64>) -> (String, bool) {
     let depends = format!("ensemble '{ensemble}' depends on '{member}'");
-    let status = table.states.model(member);
-    let status = match status {
+    let status = match table.states.model(member) {
         None => return (not_available(ensemble, &[(None, member.to_owned())]), false),
         Some(status) => match &status.failure {
             ambiguous @ (StateReason::Duplicate | StateReason::Ambiguous(_)) => {
@@ -238,7 +244,7 @@ fn unavailable(table: &Snapshot, ensemble: &str, (member, version): (&str, Optio
     }
 }
 
-/// Returns the class labels by output: the ensemble's own, or those of the member that produces the output.
+/// Returns the class labels by output: the ensemble's own, or the labels of the member that produces the output.
 fn inherited(
     config: &ModelConfig,
     plan: &Plan,

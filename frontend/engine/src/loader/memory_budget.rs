@@ -1,27 +1,30 @@
 //! Keeps the memory of all models within `--model-memory-limit` and `--model-gpu-memory-limit`: unloads models that are loaded on
-//! demand, or refuses a load.
+//! demand, or refuses a load. The sizes of models are expected from their files and from earlier loads, and measured while they run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pharos::metrics::labels::OnDemandUnload;
 use pharos::model::{ModelConfig, Scheduling};
 use pharos::repository::memory_budget::{
-    Candidate, Expectation, KnownSize, Memory, MemoryBytes, Shortage, Sizes, insufficient, refusal, to_unload,
-    under_pressure,
+    Candidate, Expectation, KnownSize, Memory, MemoryBytes, Shortage, Sizes, Unmeasured, after_first_requests,
+    insufficient, refusal, to_unload, under_pressure,
 };
 use pharos::repository::{Uses, VersionFingerprint};
 use pharos::timeline::Instant;
 use tokio::sync;
 
 use super::Loader;
-use super::memory_sizes::{ToLoad, ToMeasure, files_of};
-use super::unloading::{any_executes, any_is_awaited, demanded};
+use super::on_demand::{any_executes, any_is_awaited, demanded};
 use crate::model_memory::{MemoryShare, Totals};
+use crate::scheduler::placement;
 use crate::serving::{Serving, Snapshot, UnloadedVersion};
 use pharos_os::{blocking, clock};
+use pharos_telemetry::system::{self, ProcessMemory};
 
 /// The longest time between two checks whether a model fits: a model that executed requests may be unloaded now.
 const LOOK: Duration = Duration::from_millis(5);
@@ -35,6 +38,9 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// The longest time that a load waits for requests that other models execute, if these models may be unloaded afterwards. Counted
 /// from the request, so that loads that wait for their turn meanwhile do not add up their times.
 const LONGEST_EXECUTION: Duration = Duration::from_secs(1);
+
+/// The most files of a model whose sizes are read.
+const MAX_FILES: usize = 100_000;
 
 /// What the limits need to know about models.
 #[derive(Default)]
@@ -100,7 +106,7 @@ impl Drop for Reservation {
 }
 
 /// A version after its load.
-pub(super) struct Loaded<'l> {
+pub(super) struct LoadedVersion<'l> {
     /// The memory that was reserved for it.
     pub(super) share: &'l MemoryShare,
     /// The ids of its processes.
@@ -125,11 +131,55 @@ impl Unloadable {
     }
 }
 
+/// A model version that is about to be loaded.
+pub(super) struct ToLoad<'l> {
+    pub(super) name: &'l str,
+    pub(super) version: u64,
+    pub(super) directory: &'l Path,
+    pub(super) config: Option<&'l ModelConfig>,
+}
+
+impl<'l> ToLoad<'l> {
+    /// Returns what estimates of its size are based on. `instances` is the number of them that use each memory.
+    fn unmeasured(&self, files: u64, instances: BTreeMap<Memory, u64>) -> Unmeasured<'l> {
+        Unmeasured { backend: self.config.map_or("python", |config| config.backend.as_str()), files, instances }
+    }
+}
+
+/// A loaded version to measure.
+struct ToMeasure {
+    /// The limited memories of its instances.
+    memories: Vec<Memory>,
+    /// The ids of its processes.
+    pids: Vec<u32>,
+    /// The last known size.
+    before: MemoryBytes,
+    /// Whether its load has just ended, so that it has had no requests, except warm-ups.
+    just_loaded: bool,
+}
+
+impl ToMeasure {
+    /// Returns the bytes that its processes use in each of its memories; the last known number where they cannot be read.
+    fn measure(&self, gpus: &ProcessMemory) -> MemoryBytes {
+        let sizes = self.memories.iter().map(|memory| {
+            let bytes = match *memory {
+                Memory::Main if self.just_loaded => {
+                    written_memory(&self.pids).map(|bytes| after_first_requests(bytes, self.pids.len()))
+                }
+                Memory::Main => written_memory(&self.pids),
+                Memory::Gpu(number) => gpus.of(number, &self.pids),
+            };
+            (*memory, bytes.unwrap_or_else(|| self.before.of(*memory)))
+        });
+        sizes.collect()
+    }
+}
+
 impl Loader {
     /// Reserves memory for a version, and unloads others if it does not fit. Returns `None` without a limit.
     ///
     /// # Errors
-    /// It does not fit, and unloading what may be unloaded is not enough; the text has the numbers.
+    /// The version does not fit, and unloading what may be unloaded is not enough; the text has the numbers.
     pub(super) async fn room_for(self: &Arc<Self>, model: &ToLoad<'_>) -> Result<Option<MemoryShare>, String> {
         let memory = &self.models.shared.memory;
         if !memory.is_limited() {
@@ -138,21 +188,24 @@ impl Loader {
         let unmeasured = self.unmeasured(model).await;
         let expected = || self.expected(model.name, model.version, &unmeasured).within(memory.limits());
         // The model may have other versions, or more instances, than when its memory was reserved.
-        let of_model = |reserved: &Reserved| (reserved.share.split(&expected()), reserved.reduced);
-        let reserved = self.memory.reserved().get(model.name).map(of_model);
+        let reserved = self
+            .memory
+            .reserved()
+            .get(model.name)
+            .map(|reserved| Reserved { share: reserved.share.split(&expected()), reduced: reserved.reduced });
         let needed = || match &reserved {
             None => expected(),
-            Some((_, true)) => MemoryBytes::default(),
-            Some((share, false)) => {
+            Some(Reserved { reduced: true, .. }) => MemoryBytes::default(),
+            Some(Reserved { reduced: false, share }) => {
                 let mut needed = expected();
                 needed.subtract(&share.bytes());
                 needed
             }
         };
-        // The loads of others that have begun will end, but those that have not may wait for what this load holds.
+        // Loads of others that have begun will end, but loads that have not begun may wait for what this load holds.
         let share = self.make_room(model.name, clock::now(), needed, |totals| totals.loading > 0).await?;
-        if let Some((reserved, _)) = reserved {
-            share.merge(&reserved);
+        if let Some(reserved) = reserved {
+            share.merge(&reserved.share);
         }
         share.begin_load();
         Ok(Some(share))
@@ -164,11 +217,11 @@ impl Loader {
         let version = serving.model.version;
         let before = self.instances_by_memory(Some(&serving.config), version);
         let after = self.instances_by_memory(Some(config), version);
-        let of = |(memory, after): (Memory, u64)| {
-            let before = before.get(&memory).copied().unwrap_or_default().max(1);
-            (memory, (used.of(memory) / before).saturating_mul(after))
-        };
-        after.into_iter().map(of).collect()
+        let sizes = after.into_iter().map(|(memory, instances)| {
+            let instances_before = before.get(&memory).copied().unwrap_or_default().max(1);
+            (memory, (used.of(memory) / instances_before).saturating_mul(instances))
+        });
+        sizes.collect()
     }
 
     /// Reserves memory for what a loaded version will use beyond what it uses now. Returns `None` without a limit.
@@ -186,8 +239,8 @@ impl Loader {
             needed.subtract(&share.bytes());
             needed
         };
-        let (name, began) = (serving.model.name.to_string(), clock::now());
-        let room = self.make_room(&name, began, needed, |totals| totals.loading > 0).await?;
+        let name = serving.model.name.to_string();
+        let room = self.make_room(&name, clock::now(), needed, |totals| totals.loading > 0).await?;
         room.begin_load();
         Ok(Some(room))
     }
@@ -209,26 +262,21 @@ impl Loader {
             let model = ToLoad { name, version: *version, directory, config: config.as_deref() };
             models.push((name, *version, self.unmeasured(&model).await));
         }
-        let expected = || -> Vec<_> {
-            let expected = |(name, version, model): &(&String, u64, _)| self.expected(name, *version, model);
-            models.iter().map(expected).collect()
+        let expected = || -> Vec<Expectation> {
+            models.iter().map(|(name, version, model)| self.expected(name, *version, model)).collect()
         };
-        let sum = |expected: &[Expectation]| {
-            let mut all = Expectation::default();
-            expected.iter().for_each(|one| all.add(one));
-            all
-        };
-        let may_change = |totals: &Totals| totals.loading > 0 || totals.reserved > 0;
-        let needed = || sum(&expected()).within(memory.limits());
         let _queue = self.memory.queue.lock().await;
+        let needed = || sum_of(&expected()).within(memory.limits());
+        let may_change = |totals: &Totals| totals.loading > 0 || totals.reserved > 0;
         let reserved = self.make_room(name, began, needed, may_change).await?;
-        let (whole, expected) = (reserved.bytes(), expected());
-        let all = sum(&expected);
+        let whole = reserved.bytes();
+        let expected_now = expected();
+        let all = sum_of(&expected_now);
         let reduced = !whole.covers(&all.bytes());
-        let parts = expected.iter().map(|one| reserved.split(&one.part_of(&whole, &all)));
         let mut by_name = self.memory.reserved();
         let mut reservation = Reservation { loader: self.clone(), parts: Vec::new() };
-        for ((name, ..), part) in models.iter().zip(parts) {
+        for ((name, ..), expectation) in models.iter().zip(&expected_now) {
+            let part = reserved.split(&expectation.part_of(&whole, &all));
             reservation.parts.push(((*name).clone(), part.bytes()));
             match by_name.get_mut(*name) {
                 Some(others) => {
@@ -241,16 +289,18 @@ impl Loader {
         Ok(reservation)
     }
 
-    /// Returns the versions with workers of a model and its members, of those that are loaded on demand and not loaded.
+    /// Returns the versions with workers of a model and its members, where they are loaded on demand and not loaded.
     fn unloaded_versions(&self, name: &str) -> Vec<(String, UnloadedVersion)> {
         let table = self.models.snapshot();
         let mut versions = Vec::new();
         for name in with_members(&table, name) {
             let Some(model) = table.on_demand.get(name).filter(|_| !table.serving.contains_key(name)) else { continue };
-            let is_ensemble = |config: &Arc<ModelConfig>| matches!(config.scheduling, Scheduling::Ensemble { .. });
-            let with_workers =
-                model.to_load().into_iter().filter(|(.., config)| !config.as_ref().is_some_and(is_ensemble));
-            versions.extend(with_workers.map(|version| (name.to_owned(), version)));
+            for version in model.to_load() {
+                let config = version.2.as_deref();
+                if !config.is_some_and(|config| matches!(config.scheduling, Scheduling::Ensemble { .. })) {
+                    versions.push((name.to_owned(), version));
+                }
+            }
         }
         versions
     }
@@ -258,9 +308,13 @@ impl Loader {
     /// Measures a version after its load, unless that was done for a recent one, and unloads others if it is larger than expected.
     ///
     /// # Errors
-    /// It does not fit; the text has the numbers.
-    pub(super) async fn measure_loaded(self: &Arc<Self>, model: &ToLoad<'_>, loaded: Loaded<'_>) -> Result<(), String> {
-        let Loaded { share, pids, time, fingerprint } = loaded;
+    /// The version does not fit; the text has the numbers.
+    pub(super) async fn measure_loaded(
+        self: &Arc<Self>,
+        model: &ToLoad<'_>,
+        loaded: LoadedVersion<'_>,
+    ) -> Result<(), String> {
+        let LoadedVersion { share, pids, time, fingerprint } = loaded;
         let instances = self.instances_by_memory(model.config, model.version);
         let now = clock::now();
         let recent = self.memory.sizes().recent(model.name, model.version, fingerprint, now, &instances);
@@ -277,7 +331,7 @@ impl Loader {
         let is_known = self.memory.sizes().is_known(model.name, model.version, instances.keys());
         let files = if is_known { None } else { Some(files_of(model.directory).await) };
         let size = KnownSize { bytes: bytes.clone(), instances: instances.clone(), load: time, fingerprint, measured };
-        // A model that can never be loaded says nothing about what others of its backend need.
+        // The size of a model that can never be loaded does not predict what others of its backend need.
         let limits = self.models.shared.memory.limits();
         let is_possible = bytes.iter().all(|(memory, bytes)| limits.get(memory).is_none_or(|limit| bytes <= limit));
         let unmeasured = files.filter(|_| is_possible).map(|files| model.unmeasured(files, instances));
@@ -293,7 +347,7 @@ impl Loader {
         let _turn = self.memory.turn();
         match unload_until_within(excess, |bytes| self.unload_some(bytes, OnDemandUnload::Memory)).iter().next() {
             None => Ok(()),
-            Some((memory, _)) => Err(self.refused(model.name, memory, (bytes.of(memory), bytes.of(memory)))),
+            Some((memory, _)) => Err(self.refused(model.name, memory, bytes.of(memory), bytes.of(memory))),
         }
     }
 
@@ -322,19 +376,19 @@ impl Loader {
     }
 
     async fn measure_all(&self) {
-        let (mut loaded, mut to_measure) = (Vec::new(), Vec::new());
-        {
-            let table = self.models.snapshot();
-            let versions = table
-                .serving
-                .iter()
-                .flat_map(|(name, all)| all.iter().map(move |(number, version)| (name, number, version)));
-            for (name, number, serving) in versions {
-                let (Some(share), Some(instances)) = (serving.executor.memory(), serving.instances()) else { continue };
+        let mut loaded = Vec::new();
+        let mut to_measure = Vec::new();
+        for (name, versions) in &self.models.snapshot().serving {
+            for (number, serving) in versions {
+                let Some(share) = serving.executor.memory() else { continue };
+                let Some(instances) = serving.instances() else { continue };
                 let of_each = self.instances_by_memory(Some(&*serving.config), *number);
-                let memories = of_each.keys().copied().collect();
-                let (pids, before) = (instances.pids(), share.bytes());
-                to_measure.push(ToMeasure { memories, pids, before, just_loaded: false });
+                to_measure.push(ToMeasure {
+                    memories: of_each.keys().copied().collect(),
+                    pids: instances.pids(),
+                    before: share.bytes(),
+                    just_loaded: false,
+                });
                 loaded.push((name.clone(), *number, share.clone(), of_each));
             }
         }
@@ -356,18 +410,27 @@ impl Loader {
         may_change: impl Fn(&Totals) -> bool,
     ) -> Result<MemoryShare, String> {
         let memory = &self.models.shared.memory;
-        let (turn, mut lacking, mut changes) = (clock::now(), (Memory::Main, 0), memory.changes());
-        while !self.is_exiting() && clock::now() - turn < LONGEST_WAIT {
+        let turn_began = clock::now();
+        let mut lacking = Memory::Main;
+        let mut lacking_bytes = 0;
+        let mut changes = memory.changes();
+        while !self.is_exiting() && clock::now() - turn_began < LONGEST_WAIT {
             changes.mark_unchanged();
-            let needed = needed();
-            let executes = || clock::now() - began < LONGEST_EXECUTION && any_executes(&self.models.snapshot());
-            if let Some(share) = self.reserve_or_unload(name, &needed, |totals| may_change(totals) || executes())? {
+            let bytes = needed();
+            let reserved = self.reserve_or_unload(name, &bytes, |totals| {
+                may_change(totals)
+                    || (clock::now() - began < LONGEST_EXECUTION && any_executes(&self.models.snapshot()))
+            });
+            if let Some(share) = reserved? {
                 return Ok(share);
             }
-            lacking = memory.missing(&needed).iter().next().map_or(lacking, |(first, _)| (first, needed.of(first)));
+            if let Some((first, _)) = memory.missing(&bytes).iter().next() {
+                lacking = first;
+                lacking_bytes = bytes.of(first);
+            }
             let _ = clock::timeout(LOOK, changes.changed()).await;
         }
-        Err(self.refused(name, lacking.0, (lacking.1, 0)))
+        Err(self.refused(name, lacking, lacking_bytes, 0))
     }
 
     /// Reserves memory if it is free. Otherwise begins to unload models, and returns `None`.
@@ -393,15 +456,16 @@ impl Loader {
         let settled =
             |limited: &Memory| needed.of(*limited) > memory.limits().of(*limited) || !changing.contains(limited);
         match short.into_iter().find(settled) {
-            Some(limited) => Err(self.refused(name, limited, (needed.of(limited), 0))),
+            Some(limited) => Err(self.refused(name, limited, needed.of(limited), 0)),
             None => Ok(None),
         }
     }
 
-    /// Returns the text for a model that does not fit: it needs so many bytes, of which it uses some already.
-    fn refused(&self, name: &str, memory: Memory, (needed, own): (u64, u64)) -> String {
+    /// Returns the text for a model that needs `needed` bytes, already uses `own` of them, and does not fit.
+    fn refused(&self, name: &str, memory: Memory, needed: u64, own: u64) -> String {
         let all = &self.models.shared.memory;
-        let (limit, used) = (all.limits().of(memory), all.totals(memory).used.saturating_sub(own));
+        let limit = all.limits().of(memory);
+        let used = all.totals(memory).used.saturating_sub(own);
         let unused = self.unloadable().iter().map(|model| model.bytes.of(memory)).sum();
         refusal(name, Shortage { memory, needed, limit, used, unused })
     }
@@ -424,16 +488,18 @@ impl Loader {
     /// Returns the models that may be unloaded now: those without use that no operation changes. The operation may be the load that
     /// needs room, of another version of the model.
     fn unloadable(&self) -> Vec<Unloadable> {
-        let (table, now) = (self.models.snapshot(), clock::now());
+        let table = self.models.snapshot();
+        let now = clock::now();
         let demanded = demanded(&table);
         // The looks of each second are too seldom: with many loads, models stay for less than that.
-        self.look_at_uses(&table, &demanded, (now, Duration::MAX));
+        self.look_at_uses(&table, &demanded, now, Duration::MAX);
         let uses = self.memory.uses();
         let sizes = self.memory.sizes();
         let mut all = Vec::new();
         for (name, ends) in demanded.into_iter().filter(|(name, _)| !self.locks.is_held(name)) {
             let Some(gone) = ends else { continue };
-            let (mut bytes, mut load) = (MemoryBytes::default(), Duration::ZERO);
+            let mut bytes = MemoryBytes::default();
+            let mut load = Duration::ZERO;
             for model in &gone {
                 for (version, serving) in table.serving.get(*model).into_iter().flatten() {
                     serving.executor.memory().iter().for_each(|share| bytes.add(&share.bytes()));
@@ -443,6 +509,48 @@ impl Loader {
             all.push(Unloadable { name: name.to_owned(), bytes, uses_per_second: uses.per_second(now, name), load });
         }
         all
+    }
+
+    /// Returns what estimates of a version's size are based on. Reads the sizes of its files if it was never loaded.
+    async fn unmeasured<'l>(&self, model: &ToLoad<'l>) -> Unmeasured<'l> {
+        let instances = self.instances_by_memory(model.config, model.version);
+        let is_known = self.memory.sizes().is_known(model.name, model.version, instances.keys());
+        let files = if is_known { 0 } else { files_of(model.directory).await };
+        model.unmeasured(files, instances)
+    }
+
+    /// Returns what a version is expected to use of each limited memory.
+    fn expected(&self, name: &str, version: u64, model: &Unmeasured<'_>) -> Expectation {
+        self.memory.sizes().expected(name, version, model)
+    }
+
+    /// Returns the number of instances of a version that use each limited memory. Without a configuration, which the code of a
+    /// Python model completes, they are placed as by default: on every GPU, or on processors if there are no GPUs.
+    fn instances_by_memory(&self, config: Option<&ModelConfig>, version: u64) -> BTreeMap<Memory, u64> {
+        let gpus: Vec<Option<u32>> = match (config, self.settings.devices.usable()) {
+            (Some(config), _) => {
+                let placements = placement::of(config, version).into_iter();
+                placements.map(|placement| placement.device.map(|device| device.number)).collect()
+            }
+            (None, []) => vec![None],
+            (None, gpus) => gpus.iter().copied().map(Some).collect(),
+        };
+        let limits = self.models.shared.memory.limits();
+        let mut instances = BTreeMap::new();
+        for gpu in gpus {
+            let memories = [Some(Memory::Main), gpu.map(Memory::Gpu)].into_iter().flatten();
+            for memory in memories.filter(|memory| limits.get(*memory).is_some()) {
+                *instances.entry(memory).or_default() += 1;
+            }
+        }
+        instances
+    }
+
+    /// Measures versions, in their order.
+    async fn measure(&self, versions: Vec<ToMeasure>) -> Vec<MemoryBytes> {
+        let on_gpus = versions.iter().flat_map(|version| &version.memories).any(|memory| *memory != Memory::Main);
+        let gpus = if on_gpus { self.settings.devices.process_memory().await } else { ProcessMemory::default() };
+        blocking::run(move || versions.iter().map(|version| version.measure(&gpus)).collect()).await.unwrap_or_default()
     }
 }
 
@@ -459,6 +567,12 @@ fn unload_until_within(excess: impl Fn() -> MemoryBytes, unload: impl Fn(&Memory
     excess()
 }
 
+fn sum_of(expected: &[Expectation]) -> Expectation {
+    let mut sum = Expectation::default();
+    expected.iter().for_each(|one| sum.add(one));
+    sum
+}
+
 /// Returns a model and its members, recursively, each once.
 fn with_members<'t>(table: &'t Snapshot, name: &'t str) -> Vec<&'t str> {
     let mut all = vec![name];
@@ -471,7 +585,45 @@ fn with_members<'t>(table: &'t Snapshot, name: &'t str) -> Vec<&'t str> {
     all
 }
 
+/// Returns the bytes of the files in a directory of a model.
+async fn files_of(directory: &Path) -> u64 {
+    let directory = directory.to_owned();
+    blocking::run(move || bytes_in(&directory)).await.unwrap_or_default()
+}
+
+/// Links count as what they lead to, as in caches of models; a directory counts once.
+fn bytes_in(directory: &Path) -> u64 {
+    let mut bytes = 0u64;
+    let mut read = 0;
+    let mut directories = vec![directory.to_owned()];
+    let mut known = HashSet::new();
+    while let Some(directory) = directories.pop() {
+        if !fs::metadata(&directory).is_ok_and(|metadata| known.insert((metadata.dev(), metadata.ino()))) {
+            continue;
+        }
+        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+            read += 1;
+            match fs::metadata(entry.path()) {
+                Ok(metadata) if metadata.is_dir() => directories.push(entry.path()),
+                Ok(metadata) if metadata.is_file() => bytes = bytes.saturating_add(metadata.len()),
+                _ => {}
+            }
+            if read >= MAX_FILES {
+                return bytes;
+            }
+        }
+    }
+    bytes
+}
+
+/// Returns the bytes that these processes have written; `None` if one cannot be read.
+fn written_memory(pids: &[u32]) -> Option<u64> {
+    let read = pids.iter().map(|pid| system::written_memory(Path::new("/proc"), *pid));
+    read.sum::<Option<u64>>().filter(|bytes| *bytes > 0)
+}
+
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use std::cell::RefCell;
 
@@ -481,7 +633,8 @@ mod tests {
     /// for more than 100 bytes.
     fn unloaded(found: &[u64]) -> (u64, Vec<u64>) {
         let main = |bytes| MemoryBytes::from_iter([(Memory::Main, bytes)]);
-        let (left, unloads) = (RefCell::new(found.iter()), RefCell::new(Vec::new()));
+        let left = RefCell::new(found.iter());
+        let unloads = RefCell::new(Vec::new());
         let excess = || main(left.borrow_mut().next().copied().unwrap_or_default());
         let rest = unload_until_within(excess, |bytes| {
             unloads.borrow_mut().push(bytes.of(Memory::Main));
@@ -497,5 +650,40 @@ mod tests {
         assert_eq!(unloaded(&[100, 20, 0]), (0, vec![100, 20]), "a chosen model was used, or another one has grown");
         assert_eq!(unloaded(&[100, 120, 0]), (120, vec![100, 120]), "it is not enough");
         assert_eq!(unloaded(&[1; 100]), (1, vec![1; MOST_UNLOADS]), "not for ever");
+    }
+
+    #[test]
+    fn first_requests_are_counted_if_the_processes_can_be_read() {
+        let before = MemoryBytes::from_iter([(Memory::Main, 7)]);
+        let measured = |pids: Vec<u32>, just_loaded| {
+            let version = ToMeasure { memories: vec![Memory::Main], pids, before: before.clone(), just_loaded };
+            version.measure(&ProcessMemory::default()).of(Memory::Main)
+        };
+        let mut process = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let two = vec![process.id(); 2];
+        // A process that has just begun still changes its memory.
+        let more = || measured(two.clone(), true).checked_sub(measured(two.clone(), false));
+        let is_counted = (0..10_000).any(|_| more() == Some(64 << 10));
+        process.kill().unwrap();
+        process.wait().unwrap();
+        assert!(is_counted);
+        assert_eq!(measured(vec![u32::MAX], true), 7, "unreadable");
+    }
+
+    #[test]
+    fn the_files_of_a_model_are_those_in_all_its_directories() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::create_dir_all(directory.path().join("a/b")).unwrap();
+        fs::write(directory.path().join("model.onnx"), [0; 100]).unwrap();
+        fs::write(directory.path().join("a/b/weights"), [0; 23]).unwrap();
+        std::os::unix::fs::symlink("../..", directory.path().join("a/b/loop")).unwrap();
+        std::os::unix::fs::symlink("../../model.onnx", directory.path().join("a/b/link.onnx")).unwrap();
+        let elsewhere = tempfile::tempdir().unwrap();
+        fs::write(elsewhere.path().join("external"), [0; 1000]).unwrap();
+        for name in ["external", "again"] {
+            std::os::unix::fs::symlink(elsewhere.path(), directory.path().join(name)).unwrap();
+        }
+        assert_eq!(bytes_in(directory.path()), 1223);
+        assert_eq!(bytes_in(&directory.path().join("none")), 0);
     }
 }

@@ -1,7 +1,7 @@
 //! Loads models with their first request (`--model-control-mode=on-demand`, or the model parameter `load`), and unloads them
-//! when they have had no requests for a while.
+//! when they have had no requests for a while, with the members of ensembles that nothing else needs.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -10,14 +10,12 @@ use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::InferRequest;
 use pharos::metrics::labels::OnDemandUnload;
 use pharos::metrics::record;
-use pharos::repository::{LOAD_PARAMETER, ON_DEMAND_VALUE, State, StateReason};
+use pharos::repository::{LOAD_PARAMETER, MIN_LOADED_PARAMETER, ON_DEMAND_VALUE, State, StateReason};
 use pharos::timeline::Instant;
 
-use super::control::LoadRequest;
 use super::prepare::{Configuration, Prepared};
-use super::unloading::{Demanded, demanded, leave_members};
-use super::{Loader, Mode};
-use crate::serving::{Awaited, ModelTable, OnDemand, Outcome, Snapshot};
+use super::{LoadRequest, Loader, Mode};
+use crate::serving::{Awaited, Executor, ModelTable, OnDemand, Outcome, Serving, Snapshot};
 use pharos_os::{blocking, clock};
 
 /// The longest time between two looks for models without use.
@@ -60,11 +58,12 @@ impl Loader {
     /// The model cannot be loaded, or not within `limit`, or too many requests wait already, or the server exits.
     pub(crate) async fn demand(
         self: &Arc<Self>,
-        (name, version): (&str, &str),
+        name: &str,
+        version: &str,
         limit: Option<Duration>,
     ) -> Result<Option<Outcome>, InferError> {
-        let Some((name, model)) = self.unloaded(name, version) else { return Ok(None) };
-        let name = name.as_str();
+        let Some((full_name, model)) = self.unloaded(name, version) else { return Ok(None) };
+        let name = full_name.as_str();
         let _waiting = self.wait(name)?;
         let began = clock::now();
         if let Some((left, reason)) = model.attempts().pause(began) {
@@ -75,7 +74,9 @@ impl Loader {
         }
         let _time = WaitTime { loader: self, model: name, began };
         let mut outcome = model.join(|sender| {
-            let (loader, name, model) = (self.clone(), name.to_owned(), model.clone());
+            let loader = self.clone();
+            let name = name.to_owned();
+            let model = model.clone();
             self.runtime.spawn(async move {
                 let loaded = loader.load_on_demand(&name, &model).await;
                 sender.send_replace(Some(loaded.as_ref().map(|_| ()).map_err(Clone::clone)));
@@ -85,16 +86,19 @@ impl Loader {
                 }
             });
         });
-        let loaded = blocking::until_exit(self.exiting.subscribe(), async {
+        let ended = async {
             let loaded = outcome.wait_for(Option::is_some).await.ok().and_then(|loaded| loaded.clone());
             loaded.unwrap_or_else(|| Err(InferError::internal(format!("the load of model '{name}' failed"))))
-        });
-        let loaded = async { loaded.await.unwrap_or_else(|| Err(InferError::exiting())) };
-        let loaded = match limit {
-            Some(limit) => clock::timeout(limit, loaded).await.unwrap_or_else(|| Err(too_late(name, limit))),
-            None => loaded.await,
         };
-        loaded.map(|()| Some(outcome))
+        let unless_exiting = async {
+            let loaded = blocking::until_exit(self.exiting.subscribe(), ended).await;
+            loaded.unwrap_or_else(|| Err(InferError::exiting()))
+        };
+        match limit {
+            Some(limit) => clock::timeout(limit, unless_exiting).await.unwrap_or_else(|| Err(too_late(name, limit)))?,
+            None => unless_exiting.await?,
+        }
+        Ok(Some(outcome))
     }
 
     /// Returns whether the model of a request is loaded on demand, and is not loaded.
@@ -138,10 +142,12 @@ impl Loader {
         })?;
         let begun = self.locks.of(name).begin_load();
         let overrides = self.models.snapshot().overrides.get(name).cloned();
-        let mut loaded = self.load_all_of(vec![LoadRequest::new(name, overrides)]).await;
+        let mut all_loaded = self.load_all_of(vec![LoadRequest::new(name, overrides)]).await;
         drop(reservation);
-        let missing = || Err(InferError::internal(format!("model '{name}' was not loaded")));
-        let loaded = loaded.remove(name).unwrap_or_else(missing);
+        let loaded = match all_loaded.remove(name) {
+            Some(loaded) => loaded,
+            None => Err(InferError::internal(format!("model '{name}' was not loaded"))),
+        };
         record::on_demand_loaded(self.cache(), name, loaded.is_ok());
         match loaded {
             Ok(()) => {
@@ -182,12 +188,11 @@ impl Loader {
 
     /// Returns whether requests load this model.
     pub(super) fn is_on_demand(&self, prepared: &Prepared) -> bool {
-        let by_parameter =
-            || prepared.configuration.parameter(LOAD_PARAMETER).is_some_and(|value| value == ON_DEMAND_VALUE);
-        self.settings.mode == Mode::OnDemand || by_parameter()
+        self.settings.mode == Mode::OnDemand
+            || prepared.configuration.parameter(LOAD_PARAMETER).is_some_and(|value| value == ON_DEMAND_VALUE)
     }
 
-    /// Returns which of these models the server does not load by itself: those that are loaded on demand, unless an ensemble needs
+    /// Returns which of these models the server does not load by itself: models that are loaded on demand, unless an ensemble needs
     /// them that it loads.
     pub(super) fn on_demand_among<'p>(
         &self,
@@ -217,16 +222,16 @@ impl Loader {
     /// Adds a model that is loaded on demand to the model table, unless a request has loaded it or is loading it, perhaps with other
     /// files than these. Returns whether it did.
     pub(super) fn add_on_demand(&self, prepared: &Prepared) -> bool {
-        let config = |directory| match &prepared.configuration {
-            Configuration::Known(config) => Some((**config).clone()),
-            Configuration::CompletedByCode(code) if code.may_answer(directory) => None,
-            Configuration::CompletedByCode(code) => code.unanswered().ok(),
-        };
-        let versions = prepared.versions.iter();
-        let model = OnDemand::new(
-            versions.map(|(number, version)| (*number, version.directory.clone(), config(&version.directory))),
-        );
-        let (name, mut added) = (prepared.name.as_str(), false);
+        let model = OnDemand::new(prepared.versions.iter().map(|(number, version)| {
+            let config = match &prepared.configuration {
+                Configuration::Known(config) => Some((**config).clone()),
+                Configuration::CompletedByCode(code) if code.may_answer(&version.directory) => None,
+                Configuration::CompletedByCode(code) => code.unanswered().ok(),
+            };
+            (*number, version.directory.clone(), config)
+        }));
+        let name = prepared.name.as_str();
+        let mut added = false;
         self.models.change(|table| {
             added = !table.serving.contains_key(name) && !self.locks.has_other_loads(name);
             if !added {
@@ -271,26 +276,156 @@ impl Loader {
         let unused = {
             let table = self.models.snapshot();
             self.memory.uses().retain(|name| table.on_demand.contains_key(name));
-            self.look_at_uses(&table, &demanded(&table), (clock::now(), idle))
+            self.look_at_uses(&table, &demanded(&table), clock::now(), idle)
         };
         for name in unused {
             self.unload_unused(&name, OnDemandUnload::Idle);
         }
     }
 
-    /// Records which models were used since the last look. Returns those that may be unloaded and had no requests for `idle`.
+    /// Records which models were used since the last look. Returns the models that may be unloaded and had no requests for `idle`.
     pub(super) fn look_at_uses(
         &self,
         table: &Snapshot,
         demanded: &[Demanded<'_>],
-        (now, idle): (Instant, Duration),
+        now: Instant,
+        idle: Duration,
     ) -> Vec<String> {
         let loaded = demanded.iter().filter_map(|(name, ends)| {
-            let (versions, model) = (table.serving.get(*name)?, table.on_demand.get(*name)?);
+            let versions = table.serving.get(*name)?;
+            let model = table.on_demand.get(*name)?;
             Some((*name, ends.as_ref().and_then(|_| model.uses(versions))))
         });
         self.memory.uses().look(now, idle, loaded)
     }
+
+    /// Unloads a model that is loaded on demand, and the members of an ensemble that nothing else needs, unless it is used or
+    /// being changed now.
+    pub(super) fn unload_unused(self: &Arc<Self>, name: &str, reason: OnDemandUnload) {
+        if !self.withdraw_at_once(name, |table| unloadable(table, name).is_some()) {
+            return;
+        }
+        record::on_demand_unloaded(self.cache(), name, reason);
+        tracing::info!(model = name, reason = reason.as_str(), "unloaded a model that is loaded on demand");
+        let table = self.models.snapshot();
+        for member in released(&table, name) {
+            // Unless a request loads the ensemble again.
+            let is_released = |table: &Snapshot| !table.wanted.contains(name) && released(table, name).contains(member);
+            if !self.withdraw_at_once(member, is_released) {
+                // An operation changes the member. It is unloaded later, when it has no use.
+                self.models.change(|table| {
+                    if is_released(table) && table.serving.contains_key(member) {
+                        table.demanded.insert(member.to_owned());
+                    }
+                });
+            }
+        }
+    }
+
+    /// Removes a model from the table if the condition holds and no operation changes it or is about to. Returns whether it did.
+    fn withdraw_at_once(self: &Arc<Self>, name: &str, condition: impl FnOnce(&Snapshot) -> bool) -> bool {
+        let lock = self.locks.of(name);
+        // Not waited for: the holder of the lock may wait until this model has made room.
+        let Some(_held) = lock.held_at_once() else { return false };
+        let withdrawn = self.withdraw_if(name, condition);
+        if withdrawn {
+            self.models.change(|table| {
+                table.wanted.remove(name);
+            });
+        }
+        withdrawn
+    }
+}
+
+/// Returns the models that the unload of a model ends: itself, and the members of an ensemble that nothing else needs. `None` if it
+/// may not be unloaded when it has no use: no request has loaded it, a client has loaded it by name, a loaded ensemble needs it, its
+/// configuration keeps it, requests that waited for its load have not all found it yet, or one of these models executes requests or
+/// sequences.
+pub(super) fn unloadable<'t>(table: &'t Snapshot, name: &'t str) -> Option<Vec<&'t str>> {
+    unloadable_if(table, name, Executor::is_idle)
+}
+
+/// As [`unloadable`], with another condition for what executes these models.
+fn unloadable_if<'t>(table: &'t Snapshot, name: &'t str, may_end: impl Fn(&Executor) -> bool) -> Option<Vec<&'t str>> {
+    if is_awaited(table, name)
+        || !table.demanded.contains(name)
+        || !table.serving.contains_key(name)
+        || table.named.contains(name)
+        || table.dependencies.dependents(name).iter().any(|ensemble| table.wanted.contains(*ensemble))
+    {
+        return None;
+    }
+    let mut gone: Vec<&str> = released(table, name).into_iter().collect();
+    gone.push(name);
+    let mut versions = gone.iter().filter_map(|model| table.serving.get(*model)).flat_map(BTreeMap::values);
+    versions.all(|serving| !is_kept(serving) && may_end(&serving.executor)).then_some(gone)
+}
+
+/// Returns whether a model may be unloaded as soon as the requests are answered that it executes now.
+pub(super) fn any_executes(table: &Snapshot) -> bool {
+    table.demanded.iter().any(|name| {
+        unloadable(table, name).is_none()
+            && unloadable_if(table, name, |executor| executor.open_sequences() == 0).is_some()
+    })
+}
+
+/// Returns whether requests that waited for a model have not all found it yet.
+fn is_awaited(table: &Snapshot, name: &str) -> bool {
+    table.on_demand.get(name).is_some_and(|model| model.is_awaited())
+}
+
+/// Returns whether a model was just loaded that may be unloaded soon: requests that waited for it have not all found it yet.
+pub(super) fn any_is_awaited(table: &Snapshot) -> bool {
+    table.demanded.iter().any(|name| table.serving.contains_key(name) && is_awaited(table, name))
+}
+
+/// A model that requests have loaded, with the models that its unload ends; see [`unloadable`].
+pub(super) type Demanded<'t> = (&'t str, Option<Vec<&'t str>>);
+
+/// Returns all models that requests have loaded.
+pub(super) fn demanded(table: &Snapshot) -> Vec<Demanded<'_>> {
+    table.demanded.iter().map(|name| (name.as_str(), unloadable(table, name))).collect()
+}
+
+/// Returns the members of an ensemble that nothing needs without it.
+fn released<'t>(table: &'t Snapshot, name: &str) -> BTreeSet<&'t str> {
+    let kept = |member: &str| {
+        table.named.contains(member) || table.demanded.contains(member) || !table.on_demand.contains_key(member)
+    };
+    let loaded = |ensemble: &str| table.wanted.contains(ensemble) && ensemble != name;
+    table.dependencies.released(name, kept, loaded)
+}
+
+/// Leaves the loaded members of an ensemble that is not loaded to be unloaded when they have no use, if nothing else needs them.
+pub(super) fn leave_members(table: &mut Snapshot, ensemble: &str) {
+    let members = released(table, ensemble).into_iter().filter(|member| table.serving.contains_key(*member));
+    let left: Vec<String> = members.map(str::to_owned).collect();
+    table.demanded.extend(left);
+}
+
+/// Leaves the members of the ensembles that were loaded on demand and ended with the unload of this model: a request loads them again.
+/// `is_held` tells whether an operation changes a model.
+pub(super) fn leave_ensembles(table: &mut Snapshot, model: &str, is_held: impl Fn(&str) -> bool) {
+    let mut ended = Vec::new();
+    for name in table.dependencies.dependents(model) {
+        if table.on_demand.contains_key(name)
+            && !table.named.contains(name)
+            && !table.serving.contains_key(name)
+            && !is_held(name)
+        {
+            ended.push(name.to_owned());
+        }
+    }
+    for ensemble in ended {
+        table.wanted.remove(&ensemble);
+        leave_members(table, &ensemble);
+    }
+}
+
+/// Returns whether the configuration keeps a loaded model.
+fn is_kept(serving: &Serving) -> bool {
+    let least = serving.config.parameters.get(MIN_LOADED_PARAMETER);
+    least.is_some_and(|least| least.parse::<u64>().is_ok_and(|least| least > 0))
 }
 
 /// Returns how long a request may wait for its model to be loaded.

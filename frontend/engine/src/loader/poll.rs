@@ -16,8 +16,7 @@ use pharos::timeline::Instant;
 use pharos_os::{blocking, clock};
 use tokio::sync::mpsc;
 
-use super::control::{LoadRequest, Loaded};
-use super::{Loader, Mode};
+use super::{LoadRequest, Loaded, Loader, Mode};
 
 /// The time until a changed model is checked again.
 const SETTLING: Duration = Duration::from_secs(1);
@@ -59,7 +58,7 @@ impl Poll {
         Self { acted: polled.clone(), seen: polled, failed: BTreeMap::new(), loading: BTreeSet::new() }
     }
 
-    /// Records the results of loads, among them those of members of ensembles.
+    /// Records the results of loads, also of members of ensembles.
     pub(super) fn record(&mut self, now: Instant, results: &Results) {
         for (name, result) in results {
             self.loading.remove(name);
@@ -77,8 +76,8 @@ impl Poll {
         let mut due = PollChanges::default();
         let names: Vec<String> = polled.keys().chain(self.acted.keys()).cloned().collect();
         for name in names {
-            let (current, acted) = (polled.get(&name), self.acted.get(&name));
-            if current == acted {
+            let current = polled.get(&name);
+            if current == self.acted.get(&name) {
                 continue;
             }
             if current != self.seen.get(&name) {
@@ -176,7 +175,8 @@ impl Loader {
         let wanted: Vec<LoadRequest> =
             all.map(|name| LoadRequest { by_itself: true, ..LoadRequest::new(name, None) }).collect();
         if !wanted.is_empty() {
-            let (loader, results) = (self.clone(), results.clone());
+            let loader = self.clone();
+            let results = results.clone();
             // The receiver is dropped when the server exits.
             tokio::spawn(async move { results.send(loader.load_all_of(wanted).await) });
         }

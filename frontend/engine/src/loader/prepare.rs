@@ -1,22 +1,22 @@
-//! Reads a model's files into a form that can be loaded: its configuration, the versions to run, and their fingerprints.
+//! Reads a model's files into a form that can be loaded: its configuration, the versions to run, and their fingerprints. Checks a
+//! configuration that a client has sent by the model's own: whether it brings code, how much it asks for, and which files it names.
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use md5::{Digest, Md5};
 use memmap2::Mmap;
 use pharos::ensemble::Plan as EnsemblePlan;
-use pharos::error::InferError;
+use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::model::{
-    CodeOrigin, Completion, ConfigError, Draft, ModelConfig, ModelSignature, Provenance, SANDBOX, VersionPolicy,
-    may_auto_complete, onnx,
+    Checksum, CodeOrigin, Completion, ConfigError, Draft, ModelConfig, ModelSignature, Provenance, SANDBOX,
+    VersionPolicy, may_auto_complete, onnx,
 };
-use pharos::repository::{self, Stamp, StateReason, VersionFingerprint};
+use pharos::repository::{self, LoadScope, Stamp, StateReason, VersionFingerprint};
 
-use super::checksums;
-use super::client_configuration::{self, Refusal};
 use super::{Loader, Settings};
 use crate::launch::{self, backends};
 use crate::scheduler::placement;
@@ -39,7 +39,7 @@ pub(super) struct Prepared {
     pub(super) versions: BTreeMap<u64, Version>,
     /// Versions that the policy names and that do not exist.
     pub(super) missing: Vec<u64>,
-    /// Its files.
+    /// The files of the model.
     pub(super) model_files: Arc<ModelFiles>,
 }
 
@@ -94,8 +94,10 @@ impl CodeCompletion {
 
     /// Returns whether the code of the version in this directory may complete the configuration. Blocks.
     pub(super) fn may_answer(&self, version: &Path) -> bool {
-        let code = || scan::read_text(&version.join(self.draft.model_file()));
-        self.draft.backend() != "python" || code().map_or(true, |code| may_auto_complete(&code))
+        if self.draft.backend() != "python" {
+            return true;
+        }
+        scan::read_text(&version.join(self.draft.model_file())).map_or(true, |code| may_auto_complete(&code))
     }
 
     fn complete(&self, draft: Draft) -> Result<ModelConfig, ConfigError> {
@@ -127,11 +129,12 @@ impl Configuration {
         }
     }
 
-    /// Returns what the choice of a program needs to know of a model, with its directory and that of the version.
+    /// Returns what the choice of a program needs to know of a model in `directory` and of its version in the directory `version`.
     pub(super) fn launched<'a>(
         &'a self,
         name: &'a str,
-        (directory, version): (&'a Path, &'a Path),
+        directory: &'a Path,
+        version: &'a Path,
         provenance: Provenance,
     ) -> launch::Model<'a> {
         launch::Model {
@@ -172,7 +175,7 @@ impl Configuration {
 #[derive(Clone)]
 pub(super) struct Version {
     pub(super) directory: PathBuf,
-    /// Its environment and its backend, as [`launch::outside`] returns them.
+    /// The environment and the backend of the version, as [`launch::outside`] returns them.
     pub(super) outside: Vec<PathBuf>,
     pub(super) fingerprint: VersionFingerprint,
 }
@@ -184,7 +187,7 @@ pub(super) enum PrepareError {
     NotFound(String),
     /// Several repositories contain it.
     Ambiguous(String),
-    /// Its files or its configuration cannot be read.
+    /// The files or the configuration cannot be read.
     Unreadable(String),
     /// No version matches its version policy.
     NoVersion(String),
@@ -255,30 +258,24 @@ fn prepare(
     overrides: Option<&Overrides>,
 ) -> Result<Prepared, PrepareError> {
     let unreadable = PrepareError::Unreadable;
+    let bare = stores.without_namespace(model);
     let model_files = match overrides.and_then(|overrides| overrides.files.clone()) {
         Some(model_files) => model_files,
         None => Arc::new(stores.local(model)?),
     };
-    let contents = scan::contents(model_files.path(), settings.config_name.as_deref());
-    let contents = contents.map_err(|error| unreadable(error.to_string()))?;
+    let contents = scan::contents(model_files.path(), settings.config_name.as_deref())
+        .map_err(|error| unreadable(error.to_string()))?;
     let mut draft = draft(settings, &contents, overrides).map_err(unreadable)?;
     if let Some(overrides) = overrides {
-        let checked =
-            client_configuration::check(settings, stores.without_namespace(model), &contents, overrides, &draft);
-        checked.map_err(|refusal| match refusal {
-            Refusal::Restricted(error) => PrepareError::Restricted(error),
-            Refusal::Excessive(reason) => PrepareError::Excessive(reason),
-            Refusal::Unreadable(reason) => PrepareError::Unreadable(reason),
-        })?;
+        check_client_configuration(settings, bare, &contents, overrides, &draft)?;
     }
     if overrides.is_none() && stores.name_model(model) {
-        draft.rename(stores.without_namespace(model));
+        draft.rename(bare);
     }
-    let provenance = provenance(settings, stores.without_namespace(model), &model_files, overrides, &draft, &contents);
+    let provenance = provenance(settings, bare, &model_files, overrides, &draft, &contents);
     let sums = draft.checksums().map_err(|error| unreadable(error.to_string()))?;
-    checksums::verify(model_files.path(), &sums).map_err(unreadable)?;
-    let configuration =
-        configuration(settings, stores.without_namespace(model), &contents, draft).map_err(unreadable)?;
+    verify_checksums(model_files.path(), &sums).map_err(unreadable)?;
+    let configuration = configuration(settings, bare, &contents, draft).map_err(unreadable)?;
     let mut plan = match &configuration {
         Configuration::Known(config) => EnsemblePlan::new(config).transpose().map_err(unreadable)?,
         Configuration::CompletedByCode(_) => None,
@@ -290,7 +287,6 @@ fn prepare(
     let policy = configuration.version_policy().map_err(|error| unreadable(error.to_string()))?;
     let wanted = repository::select(&policy, &present);
     if wanted.is_empty() {
-        let bare = stores.without_namespace(model);
         let there = match plan {
             _ if !present.is_empty() => unselected(&policy, &present),
             Some(_) => format!("no version directories; create '{bare}/1', which stays empty for an ensemble"),
@@ -299,11 +295,11 @@ fn prepare(
         let place = model_files.path().display();
         return Err(PrepareError::NoVersion(format!("no version to run: '{place}' has {there}")));
     }
-    let versions = contents.versions.into_iter().filter(|(version, _)| wanted.contains(version)).collect();
+    let selected = contents.versions.into_iter().filter(|(version, _)| wanted.contains(version)).collect();
     // The fingerprint includes the members, because other members of the same name make another ensemble.
     let members = Stamp::of(&plan.as_ref().map(EnsemblePlan::members));
     let files = Files { settings, model, directory: model_files.path(), members, provenance };
-    let versions = versions_made(&configuration, &files, versions).map_err(|error| unreadable(error.to_string()))?;
+    let versions = versions_made(&configuration, &files, selected).map_err(|error| unreadable(error.to_string()))?;
     let missing = missing(&policy, &present);
     Ok(Prepared { name: model.to_owned(), configuration, provenance, plan, versions, missing, model_files })
 }
@@ -354,7 +350,7 @@ fn configuration(settings: &Settings, model: &str, contents: &Contents, draft: D
     let mut is_python = false;
     if !own.is_empty() && !names.contains(&own.as_str()) {
         let places = contents.versions.values().map(PathBuf::as_path).chain(contents.config_path.parent());
-        let found = backends::find(&settings.program, (model, &own), &places.collect::<Vec<_>>())?;
+        let found = backends::find(&settings.program, model, &own, &places.collect::<Vec<_>>())?;
         is_python = matches!(found, backends::Found::Python(_));
         names.push(&own);
     }
@@ -374,10 +370,13 @@ fn configuration(settings: &Settings, model: &str, contents: &Contents, draft: D
     is_python |= settings.program.is_python(draft.backend()) && !draft.is_complete();
     if settings.auto_complete && is_python {
         draft.check_name(model).map_err(|error| error.to_string())?;
-        let (directory, files) = (model.to_owned(), contents.files.clone());
-        let default_max_batch_size = settings.default_max_batch_size;
-        let devices = settings.devices.clone();
-        let code = CodeCompletion { draft, directory, files, default_max_batch_size, devices };
+        let code = CodeCompletion {
+            draft,
+            directory: model.to_owned(),
+            files: contents.files.clone(),
+            default_max_batch_size: settings.default_max_batch_size,
+            devices: settings.devices.clone(),
+        };
         return Ok(Configuration::CompletedByCode(Box::new(code)));
     }
     let config = draft.complete(&completion).map_err(|error| error.to_string())?;
@@ -419,15 +418,16 @@ fn versions_made(
 ) -> io::Result<BTreeMap<u64, Version>> {
     let shared = scan::shared_stamp(files.directory)?;
     let parts = configuration.encode_parts();
-    let version = |(number, directory): (u64, PathBuf)| {
-        let launched = configuration.launched(files.model, (files.directory, &directory), files.provenance);
+    let mut made = BTreeMap::new();
+    for (number, directory) in versions {
+        let launched = configuration.launched(files.model, files.directory, &directory, files.provenance);
         let outside = launch::outside(&files.settings.program, &launched);
         let own = VersionFiles { model: files.directory.to_owned(), version: directory, outside };
         let stamp = Stamp::of(&(files.members, own.stamp_with(shared)?));
-        let VersionFiles { version: directory, outside, .. } = own;
-        Ok((number, Version { fingerprint: VersionFingerprint::of_parts(&parts, stamp), directory, outside }))
-    };
-    versions.into_iter().map(version).collect()
+        let fingerprint = VersionFingerprint::of_parts(&parts, stamp);
+        made.insert(number, Version { directory: own.version, outside: own.outside, fingerprint });
+    }
+    Ok(made)
 }
 
 /// Returns the versions that a policy names and that do not exist.
@@ -461,4 +461,113 @@ fn map(path: &Path) -> io::Result<Mmap> {
     // SAFETY: The mapping is read once, immediately, by a parser that checks everything it reads. A file truncated during that
     // time ends the process, as it would any program that maps its model.
     unsafe { Mmap::map(&file) }
+}
+
+/// How the operator permits loads that bring code.
+const REMEDY: &str = "Start the server with '--allow-model-upload=true' or '--management-token-file' to permit it.";
+
+/// Returns the error of a load that brings code without permission.
+pub(crate) fn brings_code(model: &str, what: &str) -> InferError {
+    let text = format!("failed to load '{model}', {what}. {REMEDY}");
+    InferError::new(ErrorCode::Unsupported, Reason::Restricted, text)
+}
+
+/// Checks the configuration of a client. `contents` are the files of the model; `model` is its name without a namespace.
+///
+/// # Errors
+/// The configuration brings code and the client may not, asks for more than a request may, or names label files that are neither the
+/// operator's nor sent with it.
+fn check_client_configuration(
+    settings: &Settings,
+    model: &str,
+    contents: &Contents,
+    overrides: &Overrides,
+    sent: &Draft,
+) -> Result<(), PrepareError> {
+    // Sent files have replaced the model's own configuration.
+    let own = match (&overrides.files, &contents.config) {
+        (None, Some(text)) => Draft::from_text(text, &contents.config_path.to_string_lossy())
+            .map_err(|error| PrepareError::Unreadable(error.to_string()))?,
+        _ => Draft::empty(),
+    };
+    if overrides.scope == LoadScope::Settings {
+        let completion = Completion { directory: model, files: &contents.files, ..Completion::default() };
+        let brought = sent.code_beyond(&own, &completion);
+        if !brought.is_empty() {
+            let fields = brought.join(", ");
+            let what = format!(
+                "the configuration in the request differs from the model's own in {fields}, which can bring code or files. \
+                 Without permission, a load may change all other settings"
+            );
+            return Err(PrepareError::Restricted(brings_code(model, &what)));
+        }
+    }
+    let present: Vec<u64> = contents.versions.keys().copied().collect();
+    let selected = |policy: &VersionPolicy| repository::select(policy, &present).len();
+    settings
+        .load_limits
+        .check(sent, &own, selected, settings.devices.usable().len())
+        .map_err(|what| PrepareError::Excessive(format!("the configuration in the request is refused: {what}")))?;
+    match overrides.files {
+        Some(_) => Ok(()),
+        None => check_labels(sent, &own),
+    }
+}
+
+/// Checks that the model's own configuration names the label files too: any other file of the model, such as its code, would
+/// be sent to clients with classifications.
+fn check_labels(sent: &Draft, own: &Draft) -> Result<(), PrepareError> {
+    let known: Vec<&str> = own.label_files().map(|(_, file)| file).collect();
+    let Some((output, file)) = sent.label_files().find(|(_, file)| !known.contains(file)) else { return Ok(()) };
+    let named = match known.as_slice() {
+        [] => "names none".to_owned(),
+        known => format!("names {}", known.iter().map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ")),
+    };
+    Err(PrepareError::Excessive(format!(
+        "the configuration in the request is refused: label file '{}' of output '{}' must be one that the model's configuration in \
+         the repository names, which {named}, or be sent with the load",
+        file.escape_debug(),
+        output.escape_debug()
+    )))
+}
+
+/// The number of bytes of a file that are read at a time for its MD5 sum.
+const PIECE: usize = 1 << 20;
+
+/// Compares the MD5 sums of files in a model's directory with the sums in the configuration of the repository agent `checksum`.
+/// Blocks.
+///
+/// # Errors
+/// A sum differs, or a file cannot be read.
+fn verify_checksums(directory: &Path, checksums: &[Checksum]) -> Result<(), String> {
+    for Checksum { file, md5 } in checksums {
+        let path = directory.join(file);
+        let found = md5_sum(&path).map_err(|error| {
+            format!("repository agent checksum: cannot compute the MD5 sum of '{}': {error}", path.display())
+        })?;
+        if found != *md5 {
+            return Err(format!(
+                "repository agent checksum: Mismatched MD5 hash for file {file}, expect: {md5}, got: {found}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn md5_sum(path: &Path) -> io::Result<String> {
+    if !path.metadata()?.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    let mut file = File::open(path)?;
+    let mut hash = Md5::new();
+    let mut piece = vec![0; PIECE];
+    loop {
+        match file.read(&mut piece) {
+            Ok(0) => break,
+            Ok(read) => hash.update(&piece[..read]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }

@@ -74,7 +74,8 @@ impl Share {
         state.given -= self.given - bytes;
         state.registered += bytes;
         state.registered -= self.registered;
-        (self.given, self.registered) = (bytes, bytes);
+        self.given = bytes;
+        self.registered = bytes;
     }
 }
 
@@ -95,7 +96,8 @@ mod tests {
     fn instances_share_the_pool_and_give_back_what_they_do_not_register() {
         let pool = PinnedPool::new(256 << 20);
         assert_eq!(pool.total_and_used(), (0, 0));
-        let (mut one, mut two) = (pool.share(), pool.share());
+        let mut one = pool.share();
+        let mut two = pool.share();
         assert_eq!((one.each(), two.each()), (64 << 20, 32 << 20));
         assert_eq!(pool.total_and_used(), (256 << 20, 0));
         one.registered(128 << 20);

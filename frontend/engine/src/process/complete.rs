@@ -19,8 +19,7 @@ use super::WorkerProcess;
 use super::fork_server::ForkServers;
 use super::output::each_line;
 use super::spawn::{self, OwnProcess};
-use super::start::{Inherited, Start};
-use super::{TemporaryFiles, why_not_started};
+use super::{Inherited, Start, TemporaryFiles, why_not_started};
 use crate::launch::Launch;
 use pharos_os::{blocking, directories};
 
@@ -45,7 +44,8 @@ pub(crate) struct Question<'a> {
 /// # Errors
 /// The code gave no answer; the text contains the reason.
 pub(crate) async fn complete(
-    (launch, fork_servers): (&Launch, &Arc<ForkServers>),
+    launch: &Launch,
+    fork_servers: &Arc<ForkServers>,
     question: Question<'_>,
 ) -> Result<String, String> {
     let Question { model, text, threads, limit } = question;
@@ -68,7 +68,7 @@ pub(crate) async fn complete(
         };
         Ok((start, own))
     };
-    let run = run_to_end((&start, fork_servers), launch.user.is_none(), model, text);
+    let run = run_to_end(&start, fork_servers, launch.user.is_none(), model, text);
     let how = match timeout(limit, run).await {
         Ok(how) => how.map_err(|error| failed(error.to_string()))?,
         Err(_) => {
@@ -93,7 +93,8 @@ pub(crate) async fn complete(
 
 /// Runs the process to its end, which it describes. Dropping the future kills it.
 async fn run_to_end<'a>(
-    (start, fork_servers): (&impl Fn() -> io::Result<(Start<'a>, UnixStream)>, &Arc<ForkServers>),
+    start: &impl Fn() -> io::Result<(Start<'a>, UnixStream)>,
+    fork_servers: &Arc<ForkServers>,
     is_own_user: bool,
     model: &str,
     question: String,
@@ -101,7 +102,7 @@ async fn run_to_end<'a>(
     let mut attempt = 1;
     let (mut started, _connection) = loop {
         let (start, connection) = start()?;
-        match spawn::start(start, (fork_servers, attempt)).await? {
+        match spawn::start(start, fork_servers, attempt).await? {
             Some(started) => break (started, connection),
             None => attempt += 1,
         }

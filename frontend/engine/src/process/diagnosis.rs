@@ -126,7 +126,7 @@ impl InterpreterReport {
 
 fn sentence(interpreter: &Interpreter, model: &str, report: &InterpreterReport, status: ExitStatus) -> Option<String> {
     if super::killed_by_system(status) {
-        // That says nothing about the interpreter.
+        // The signal does not come from the interpreter.
         return None;
     }
     let Some(version) = report.version else {
@@ -134,7 +134,8 @@ fn sentence(interpreter: &Interpreter, model: &str, report: &InterpreterReport, 
         return Some(format!("model '{model}': {interpreter} is not a working Python interpreter ({how})"));
     };
     if version < OLDEST {
-        let ((major, minor), (least, at)) = (version, OLDEST);
+        let (major, minor) = version;
+        let (least, at) = OLDEST;
         return Some(format!(
             "model '{model}' needs Python {least}.{at} or newer, and {interpreter} is Python {major}.{minor}; choose \
              another with --python, a 'venv' in the model's directory or its parameter EXECUTION_ENV_PATH"

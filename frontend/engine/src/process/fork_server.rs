@@ -35,7 +35,7 @@ use tokio::time::{Instant as TokioInstant, sleep_until, timeout, timeout_at};
 use tracing::Level;
 
 use super::output::each_line;
-use super::start::{Inherited, Start};
+use super::{Inherited, Start};
 use crate::launch::Launch;
 use pharos_os::{background, clock, out_of_memory, scheduling};
 
@@ -79,7 +79,8 @@ impl Kind {
         // another user. Other processes of that user could take the file.
         let is_program = launch.sandbox.is_some() || (launch.user.is_some() && launch.limits.is_some());
         let modules = launch.preload.clone().filter(|_| !is_program)?;
-        let (executable, arguments) = (launch.executable.clone(), launch.arguments.clone());
+        let executable = launch.executable.clone();
+        let arguments = launch.arguments.clone();
         let inherited = launch.interpreter.as_ref().map(|_| inherited.clone());
         Some(Self { executable, arguments, variables: launch.variables.clone(), modules, inherited })
     }
@@ -97,11 +98,11 @@ enum Known {
 struct Fork {
     text: Vec<u8>,
     files: Vec<OwnedFd>,
-    answer: oneshot::Sender<Answer>,
+    answer: oneshot::Sender<ForkOutcome>,
 }
 
 #[derive(Debug)]
-enum Answer {
+enum ForkOutcome {
     Forked(Forked),
     Stale,
     Failed,
@@ -109,7 +110,7 @@ enum Answer {
 
 impl Fork {
     /// Returns the request that starts a process, and the receiver of its answer.
-    fn of(start: &Start<'_>) -> io::Result<(Self, oneshot::Receiver<Answer>)> {
+    fn of(start: &Start<'_>) -> io::Result<(Self, oneshot::Receiver<ForkOutcome>)> {
         let request = ForkRequest {
             arguments: start.arguments.clone(),
             descriptors: start.files.iter().map(|(_, number)| *number).collect(),
@@ -131,21 +132,21 @@ impl ForkServers {
     /// Starts a process as a copy of a fork server; `None` if no fork server can start it.
     ///
     /// # Errors
-    /// It is not known whether there is a copy: nothing else may use the files of `start`.
+    /// A copy may exist: nothing else may use the files of `start`.
     pub(super) async fn fork(self: &Arc<Self>, start: &Start<'_>) -> Result<Option<Forked>, Unanswered> {
         let Some(kind) = Kind::of(start.launch, &start.inherited) else { return Ok(None) };
         let limit = start.limit.min(START_LIMIT);
         // A second time if the files that it has imported have changed.
         for _ in 0..2 {
-            let Some(server) = self.server(&kind, (start.launch, limit)) else { return Ok(None) };
+            let Some(server) = self.server(&kind, start.launch, limit) else { return Ok(None) };
             let Ok((fork, answered)) = Fork::of(start) else { return Ok(None) };
             if server.send(fork).is_err() {
                 continue;
             }
             match timeout(limit, answered).await {
-                Ok(Ok(Answer::Forked(forked))) => return Ok(Some(forked)),
-                Ok(Ok(Answer::Stale)) => {}
-                Ok(Ok(Answer::Failed)) => return Ok(None),
+                Ok(Ok(ForkOutcome::Forked(forked))) => return Ok(Some(forked)),
+                Ok(Ok(ForkOutcome::Stale)) => {}
+                Ok(Ok(ForkOutcome::Failed)) => return Ok(None),
                 Ok(Err(_)) => return Err(Unanswered),
                 Err(_) => {
                     // The next attempt should not wait for it.
@@ -170,11 +171,7 @@ impl ForkServers {
     }
 
     /// Returns the fork server of this kind, and starts it if it does not run; `None` if it does not start.
-    fn server(
-        self: &Arc<Self>,
-        kind: &Kind,
-        (launch, limit): (&Launch, Duration),
-    ) -> Option<mpsc::UnboundedSender<Fork>> {
+    fn server(self: &Arc<Self>, kind: &Kind, launch: &Launch, limit: Duration) -> Option<mpsc::UnboundedSender<Fork>> {
         let mut known = self.lock();
         match known.get(kind) {
             Some(Known::Running(server)) if !server.is_closed() => return Some(server.clone()),
@@ -183,7 +180,9 @@ impl ForkServers {
         }
         let (server, requests) = mpsc::unbounded_channel();
         known.insert(kind.clone(), Known::Running(server.clone()));
-        let (servers, kind, launch) = (self.clone(), kind.clone(), launch.clone());
+        let servers = self.clone();
+        let kind = kind.clone();
+        let launch = launch.clone();
         tokio::spawn(async move {
             match ForkServer::start(&kind, &launch, requests) {
                 Ok(mut server) => {
@@ -230,7 +229,7 @@ struct ForkServer {
     connection: UnixStream,
     requests: mpsc::UnboundedReceiver<Fork>,
     /// The request that it has not answered.
-    asked: Option<oneshot::Sender<Answer>>,
+    asked: Option<oneshot::Sender<ForkOutcome>>,
     /// When that was sent.
     asked_at: TokioInstant,
     /// Whether no more requests come.
@@ -259,14 +258,15 @@ impl ForkServer {
         }
         forward(child.stdout.take());
         forward(child.stderr.take());
-        let (connection, used) = (waitable(ours)?, TokioInstant::now());
+        let connection = waitable(ours)?;
+        let used = TokioInstant::now();
         Ok(Self { child, connection, requests, asked: None, asked_at: used, closed: false, used })
     }
 
     /// Serves requests until the process ends, or is no longer needed.
     ///
     /// # Errors
-    /// It does not start.
+    /// The fork server does not start.
     async fn run(&mut self, limit: Duration) -> io::Result<()> {
         let mut copies = Copies::new();
         match timeout(limit, receive(&self.connection)).await {
@@ -306,14 +306,15 @@ impl ForkServer {
     /// Sends a request. One at a time is sent, so that the packets of both sides always have room.
     async fn send(&mut self, fork: Fork) -> io::Result<()> {
         let files: Vec<BorrowedFd<'_>> = fork.files.iter().map(AsFd::as_fd).collect();
-        let send = || {
+        let sending = self.connection.async_io(Interest::WRITABLE, || {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
             let mut control = SendAncillaryBuffer::new(&mut space);
             control.push(SendAncillaryMessage::ScmRights(&files));
             Ok(sendmsg(&self.connection, &[IoSlice::new(&fork.text)], &mut control, SendFlags::NOSIGNAL)?)
-        };
-        self.connection.async_io(Interest::WRITABLE, send).await?;
-        (self.asked, self.asked_at) = (Some(fork.answer), TokioInstant::now());
+        });
+        sending.await?;
+        self.asked = Some(fork.answer);
+        self.asked_at = TokioInstant::now();
         Ok(())
     }
 
@@ -329,47 +330,55 @@ impl ForkServer {
                 Ok(process) => {
                     let (ended, end) = oneshot::channel();
                     copies.insert(pid, ended);
-                    self.answer(Answer::Forked(Forked { pid, process, end: Some(end), ended_at: None, status: None }));
+                    self.report_outcome(ForkOutcome::Forked(Forked {
+                        pid,
+                        process,
+                        end: Some(end),
+                        ended_at: None,
+                        status: None,
+                    }));
                 }
                 Err(_) => drop(self.asked.take()),
             },
             (Report::Stale, _) => {
                 self.requests.close();
-                self.answer(Answer::Stale);
+                self.report_outcome(ForkOutcome::Stale);
             }
             (Report::Failed(reason), _) => {
                 tracing::debug!("a fork server could not start a process: {reason}");
-                self.answer(Answer::Failed);
+                self.report_outcome(ForkOutcome::Failed);
             }
             // Its descriptor was lost, as when this process may open no more, or it is another process. There may be a copy.
             (Report::Forked(_), _) => drop(self.asked.take()),
-            (Report::Ready, _) => self.answer(Answer::Failed),
+            (Report::Ready, _) => self.report_outcome(ForkOutcome::Failed),
         }
     }
 
-    /// Returns whether a pidfd is that of the process with this number, which the fork server has started. A model of the same user
+    /// Returns whether a pidfd refers to the process with this number, and the fork server has started that process. A model of the same user
     /// can send reports in its name, and this process may signal and change processes that the model may not.
     fn has_started(&self, pid: u32, process: &OwnedFd) -> bool {
-        let number_in = |file: String, key: &str| {
-            let text = fs::read_to_string(file).ok()?;
-            text.lines().find_map(|line| line.strip_prefix(key)?.trim().parse::<u32>().ok())
-        };
         let parent = number_in(format!("/proc/{pid}/status"), "PPid:");
         // Afterwards: as long as the process exists, no other has its number. After its end, the pidfd has none.
         let own = number_in(format!("/proc/self/fdinfo/{}", process.as_raw_fd()), "Pid:");
         parent.is_some() && parent == self.child.id() && own == Some(pid)
     }
 
-    fn answer(&mut self, answer: Answer) {
-        // If the receiver is gone, dropping the answer kills the process.
-        let _ = self.asked.take().map(|asked| asked.send(answer));
+    fn report_outcome(&mut self, outcome: ForkOutcome) {
+        // If the receiver is gone, dropping the outcome kills the process.
+        let _ = self.asked.take().map(|asked| asked.send(outcome));
     }
+}
+
+/// Returns the number after a key in a file of the kernel.
+fn number_in(file: String, key: &str) -> Option<u32> {
+    let text = fs::read_to_string(file).ok()?;
+    text.lines().find_map(|line| line.strip_prefix(key)?.trim().parse::<u32>().ok())
 }
 
 /// Returns the next report and its descriptor; `None` at the end of the connection.
 async fn receive(connection: &UnixStream) -> io::Result<Option<(Report, Option<OwnedFd>)>> {
     let mut packet = vec![0; LARGEST];
-    let receive = || {
+    let receiving = connection.async_io(Interest::READABLE, || {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let received = recvmsg(connection, &mut [IoSliceMut::new(&mut packet)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
@@ -378,15 +387,15 @@ async fn receive(connection: &UnixStream) -> io::Result<Option<(Report, Option<O
             _ => None,
         });
         Ok((received.bytes, process))
-    };
-    let (length, process) = connection.async_io(Interest::READABLE, receive).await?;
+    });
+    let (length, process) = receiving.await?;
     match packet.get(..length) {
         None | Some([]) => Ok(None),
         Some(text) => Ok(Some((Report::decode(text)?, process))),
     }
 }
 
-/// Returns an object with which a task can wait until a descriptor is readable: that of a socket with packets, or a pidfd. There is no
+/// Returns an object with which a task can wait until a descriptor is readable: a socket with packets, or a pidfd. There is no
 /// safe type for them; this one is only used to wait.
 fn waitable(descriptor: OwnedFd) -> io::Result<UnixStream> {
     let stream = std::os::unix::net::UnixStream::from(descriptor);
@@ -408,7 +417,7 @@ fn forward(stream: Option<impl AsyncRead + Unpin + Send + 'static>) {
 #[derive(Debug)]
 pub(crate) struct Forked {
     pid: u32,
-    /// Its pidfd, which is readable when the process has ended.
+    /// The pidfd, which is readable when the process has ended.
     process: UnixStream,
     end: Option<oneshot::Receiver<ExitStatus>>,
     /// When its end was seen before it was reported.
@@ -420,8 +429,10 @@ impl Forked {
     /// Returns its process id, if it has not ended. A fork server that is controlled by a model may not report its end.
     pub(super) fn id(&self) -> Option<u32> {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let ended = || poll(&mut [PollFd::new(&self.process, PollFlags::IN)], Some(&now)) != Ok(0);
-        (self.status.is_none() && !ended()).then_some(self.pid)
+        if self.status.is_some() || poll(&mut [PollFd::new(&self.process, PollFlags::IN)], Some(&now)) != Ok(0) {
+            return None;
+        }
+        Some(self.pid)
     }
 
     pub(super) fn kill(&self) -> io::Result<()> {
@@ -431,7 +442,7 @@ impl Forked {
     /// Waits for its end.
     ///
     /// # Errors
-    /// It has ended, and its fork server has not reported how.
+    /// The process has ended, and its fork server has not reported how.
     pub(super) async fn wait(&mut self) -> io::Result<ExitStatus> {
         if let Some(status) = self.status {
             return Ok(status);

@@ -49,7 +49,8 @@ pub(super) fn forward_output(stream: impl AsyncRead + Unpin + Send + 'static, pr
 
 /// Forwards standard error to the log until it ends. Unmarked lines are warnings.
 pub(super) fn forward_errors(stream: impl AsyncRead + Unpin + Send + 'static, instance: &str) {
-    let (instance, stderr) = (instance.to_owned(), "stderr");
+    let instance = instance.to_owned();
+    let stderr = "stderr";
     each_line(stream, move |level, text| match level {
         Some(Level::ERROR) => tracing::error!(target: "worker", %instance, stream = stderr, "{text}"),
         Some(Level::INFO) => tracing::info!(target: "worker", %instance, stream = stderr, "{text}"),
@@ -65,7 +66,8 @@ pub(super) fn each_line(
     mut visit: impl FnMut(Option<Level>, &str) + Send + 'static,
 ) -> JoinHandle<()> {
     tokio::spawn(async move {
-        let (mut reader, mut line) = (BufReader::new(stream), Vec::new());
+        let mut reader = BufReader::new(stream);
+        let mut line = Vec::new();
         while let Ok(true) = read_line(&mut reader, &mut line).await {
             let text = String::from_utf8_lossy(&line);
             let (level, text) = leveled(text.trim_end());
@@ -134,11 +136,13 @@ mod tests {
     #[tokio::test]
     async fn metric_lines_may_be_longer_than_others() {
         let ids = |bytes: usize| format!("[METRICS]a.ms:1|#|#hostname:h,1,{}\n", "i".repeat(bytes));
-        let (fits, long) = (ids(60 << 10), ids(70 << 10));
+        let fits = ids(60 << 10);
+        let long = ids(70 << 10);
         let plain = "x".repeat(10 << 10) + "\n";
         let text = [plain.as_str(), &fits, &long, "after\n", "[METRICS]cut"].concat();
         let mut reader = BufReader::new(text.as_bytes());
-        let (mut line, mut lines) = (Vec::new(), Vec::new());
+        let mut line = Vec::new();
+        let mut lines = Vec::new();
         while next_line(&mut reader, &mut line).await.unwrap() {
             lines.push(String::from_utf8(line.clone()).unwrap());
         }

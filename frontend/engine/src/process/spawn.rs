@@ -1,22 +1,28 @@
-//! Starts a process with its files: as a copy of a fork server, or as a new program.
+//! Starts a process with its files, variables, processors and a directory for temporary files: as a copy of a fork server, or as a
+//! new program.
 
 use std::ffi::OsString;
+use std::fs::DirBuilder;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 
 use command_fds::{CommandFdExt, FdMapping};
 use pharos::wire::descriptors::CONTROL_GROUP;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tokio::net::unix::pipe::{self, Receiver, Sender};
 use tokio::process::{Child, Command};
 
 use super::fork_server::{ForkServers, Forked, Unanswered};
-use super::start::Start;
-use super::{WorkerProcess, affinity, cannot_start, describe, killed_by_system};
+use super::{Start, WorkerProcess, cannot_start, describe, killed_by_system};
 use crate::launch::limits::Limited;
 use pharos_os::control_groups::{self, ControlGroup};
+use pharos_os::directories::{Kind, Temporary};
+use pharos_os::worker_user::WorkerUser;
 use pharos_os::{background, blocking, out_of_memory};
 
 /// A started process with its standard streams.
@@ -38,7 +44,8 @@ pub(super) const ATTEMPTS: u32 = 3;
 /// Descriptors or processes are exhausted, or the executable does not exist.
 pub(super) async fn start(
     mut start: Start<'_>,
-    (fork_servers, attempt): (&Arc<ForkServers>, u32),
+    fork_servers: &Arc<ForkServers>,
+    attempt: u32,
 ) -> io::Result<Option<Started>> {
     let (output, stdout) = written()?;
     let (errors, stderr) = written()?;
@@ -74,7 +81,7 @@ async fn control_group(limits: Option<Limited>) -> io::Result<Option<ControlGrou
     group.map(Some).map_err(io::Error::other)
 }
 
-/// Starts the program. The first `own` files are no standard streams, and not that of its control group.
+/// Starts the program. The first `own` files are neither standard streams nor the file of the control group.
 fn program(start: Start<'_>, own: usize) -> io::Result<Child> {
     let mut command = Command::from(start.launch.command(start.temporary));
     // Separate process groups: Ctrl-C in a terminal signals only the frontend, which drains before it ends its workers.
@@ -95,7 +102,7 @@ fn program(start: Start<'_>, own: usize) -> io::Result<Child> {
     }
     let mappings = files.into_iter().map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
     command.fd_mappings(mappings.collect()).map_err(|error| io::Error::other(error.to_string()))?;
-    affinity::on(start.processors, || command.spawn()).map_err(|error| cannot_start(start.launch, &error))
+    on_processors(start.processors, || command.spawn()).map_err(|error| cannot_start(start.launch, &error))
 }
 
 /// Returns the ends of a pipe: ours to read, and the other process's to write.
@@ -160,5 +167,103 @@ impl OwnProcess {
             Process::Forked(_) if !is_own_user => None,
             _ => self.id(),
         }
+    }
+}
+
+/// Calls `begin` while this thread is bound to these processors; a process that it starts inherits the binding. An empty list
+/// means all processors. `begin` is synchronous, so the runtime's thread runs nothing else meanwhile.
+fn on_processors<T>(cpus: &[usize], begin: impl FnOnce() -> T) -> T {
+    let own = sched_getaffinity(None).ok().filter(|_| !cpus.is_empty());
+    let Some(own) = own else { return begin() };
+    let mut wanted = CpuSet::new();
+    cpus.iter().filter(|cpu| **cpu < CpuSet::MAX_CPU).for_each(|cpu| wanted.set(*cpu));
+    if let Err(error) = sched_setaffinity(None, &wanted) {
+        tracing::debug!("cannot bind a worker to its processors: {error}");
+        return begin();
+    }
+    let begun = begin();
+    if let Err(error) = sched_setaffinity(None, &own) {
+        tracing::warn!("cannot restore the processor affinity of a thread: {error}");
+    }
+    begun
+}
+
+/// A directory that is removed with its contents when dropped.
+#[derive(Debug)]
+pub(crate) struct TemporaryFiles {
+    /// The parent, with the marker and the lock of this server, which the process must not write.
+    parent: Option<Temporary>,
+    path: PathBuf,
+}
+
+impl TemporaryFiles {
+    /// Creates an empty directory, which belongs to this user if there is one.
+    ///
+    /// # Errors
+    /// The directory cannot be created or given to the user.
+    pub(crate) fn new(user: Option<&WorkerUser>) -> io::Result<Self> {
+        let refused = |error: io::Error| {
+            let text = format!("no directory for its temporary files (TMPDIR of the server): {error}");
+            io::Error::new(error.kind(), text)
+        };
+        let parent = Temporary::new(Kind::WORKER).map_err(refused)?;
+        let path = parent.path().join("files");
+        let created = DirBuilder::new().mode(0o700).create(&path);
+        let given = created.and_then(|()| user.map_or(Ok(()), |user| user.give(&path)));
+        given.map_err(|error| refused(io::Error::new(error.kind(), format!("'{}': {error}", path.display()))))?;
+        Ok(Self { parent: Some(parent), path })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for TemporaryFiles {
+    fn drop(&mut self) {
+        let parent = self.parent.take();
+        // A model can leave many files.
+        blocking::run_detached(move || drop(parent));
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_inherits_the_processors_and_the_thread_is_restored() {
+        let mask = || {
+            let set = sched_getaffinity(None).unwrap();
+            (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect::<Vec<_>>()
+        };
+        let before = mask();
+        let last = before[before.len() - 1];
+        let child =
+            on_processors(&[last], || std::process::Command::new("cat").arg("/proc/self/status").output()).unwrap();
+        let status = String::from_utf8(child.stdout).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
+        assert_eq!(line.trim(), last.to_string());
+        assert_eq!(mask(), before);
+        assert_eq!(on_processors(&[], mask), before);
+        // Processors that do not exist do not prevent the start.
+        assert_eq!(on_processors(&[usize::MAX], mask), before);
+    }
+
+    #[test]
+    fn is_removed_with_its_contents() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let outside = TemporaryFiles::new(None).unwrap();
+        let parents = [&outside, &runtime.block_on(async { TemporaryFiles::new(None).unwrap() })]
+            .map(|files| files.parent.as_ref().unwrap().path().to_owned());
+        runtime.block_on(async {
+            let files = TemporaryFiles::new(None).unwrap();
+            std::fs::write(files.path().join("left"), "x").unwrap();
+        });
+        drop(outside);
+        // Ends when the blocking threads have ended.
+        drop(runtime);
+        assert!(parents.iter().all(|path| !path.exists()), "{parents:?}");
     }
 }

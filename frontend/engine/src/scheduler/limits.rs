@@ -26,17 +26,17 @@ use pharos_os::clock;
 /// The resources of the server. Exists only if the rate limiter is on.
 pub(crate) struct Limits {
     // Held for single calls of the limiter.
-    state: Mutex<Shared>,
+    state: Mutex<LimiterState>,
 }
 
-struct Shared {
+struct LimiterState {
     limiter: RateLimiter,
     owners: HashMap<Member, (Weak<Driver>, InstanceId)>,
     /// The last logged amount of each resource, by name and device.
     logged: BTreeMap<(String, Option<u32>), u32>,
 }
 
-impl Shared {
+impl LimiterState {
     /// Logs the amount of each resource whose amount has changed.
     fn log_changes(&mut self) {
         let usage = self.limiter.usage().into_iter();
@@ -62,14 +62,20 @@ pub(super) struct Grant {
 impl Limits {
     /// Creates a limiter with these explicit limits.
     pub(crate) fn new(limits: Vec<Limit>) -> Arc<Self> {
-        let shared = Shared { limiter: RateLimiter::new(limits), owners: HashMap::new(), logged: BTreeMap::new() };
+        let shared =
+            LimiterState { limiter: RateLimiter::new(limits), owners: HashMap::new(), logged: BTreeMap::new() };
         Arc::new(Self { state: Mutex::new(shared) })
     }
 
     /// Creates the registration of a model version without instances.
     pub(crate) fn registration(self: &Arc<Self>) -> Registration {
-        let (members, owner, removed_ns, recorded_ns) = Default::default();
-        Registration { limits: self.clone(), members, owner, removed_ns, recorded_ns }
+        Registration {
+            limits: self.clone(),
+            members: Mutex::default(),
+            owner: OnceLock::new(),
+            removed_ns: AtomicU64::new(0),
+            recorded_ns: AtomicU64::new(0),
+        }
     }
 
     /// Returns the total and the used amount of every resource.
@@ -100,7 +106,7 @@ impl Limits {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Shared> {
+    fn lock(&self) -> MutexGuard<'_, LimiterState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -128,16 +134,23 @@ impl Registration {
     /// # Errors
     /// Why an instance could never execute; Triton's texts.
     pub(crate) fn add(&self, instances: &[(InstanceId, &Placement)]) -> Result<(), String> {
-        let active = || instances.iter().filter(|(_, placement)| !placement.passive);
-        let demands: Vec<_> = active().map(|(_, placement)| placement.demand.clone()).collect();
+        let mut active = Vec::new();
+        let mut demands = Vec::new();
+        for (instance, placement) in instances {
+            if !placement.passive {
+                active.push(*instance);
+                demands.push(placement.demand.clone());
+            }
+        }
         let owner = self.owner.get().cloned().unwrap_or_default();
         let mut shared = self.limits.lock();
         let members = shared.limiter.register(&demands)?;
-        let owners = active().zip(&members).map(|((instance, _), member)| (*member, (owner.clone(), *instance)));
-        shared.owners.extend(owners);
+        for (instance, member) in active.iter().zip(&members) {
+            shared.owners.insert(*member, (owner.clone(), *instance));
+        }
         shared.log_changes();
         drop(shared);
-        self.members().extend(active().map(|(instance, _)| *instance).zip(members));
+        self.members().extend(active.into_iter().zip(members));
         Ok(())
     }
 
@@ -156,7 +169,7 @@ impl Registration {
         self.limits.poll(now)
     }
 
-    /// Delivers this grant and those that follow from it to their drivers.
+    /// Delivers this grant, and the grants that follow from it, to their drivers.
     pub(super) fn deliver(&self, grant: Option<Grant>) {
         self.limits.deliver(grant);
     }
@@ -241,7 +254,8 @@ mod tests {
         let limits = Limits::new(Vec::new());
         let registration = limits.registration();
         registration.bind(&Weak::new());
-        let (active, passive) = (placement(2), Placement { passive: true, ..placement(2) });
+        let active = placement(2);
+        let passive = Placement { passive: true, ..placement(2) };
         registration.add(&[(InstanceId(0), &active), (InstanceId(1), &passive), (InstanceId(2), &active)]).unwrap();
         let mut instances: Vec<u32> = registration.members().keys().map(|instance| instance.0).collect();
         instances.sort_unstable();
@@ -260,7 +274,8 @@ mod tests {
         let limits = Limits::new(Vec::new());
         let registration = limits.registration();
         registration.bind(&Weak::new());
-        let (one, all) = (placement(1), [InstanceId(0), InstanceId(1), InstanceId(2)]);
+        let one = placement(1);
+        let all = [InstanceId(0), InstanceId(1), InstanceId(2)];
         registration.add(&all.map(|instance| (instance, &one))).unwrap();
         for instance in all {
             registration.update(instance, |limiter, member| limiter.stage(member, Instant(1)));

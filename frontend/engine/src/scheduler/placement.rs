@@ -28,7 +28,7 @@ pub(crate) struct Placement {
 pub(crate) struct OnGpu {
     /// The GPU's number.
     pub(crate) number: u32,
-    /// The index of the instance among those of its group on this GPU, from 0. If the GPU is divided into MIG devices, they are
+    /// The index of the instance among the instances of its group on this GPU, from 0. If the GPU is divided into MIG devices, they are
     /// assigned in this order.
     pub(crate) turn: u32,
     /// The group's name, for messages.

@@ -6,7 +6,7 @@ use pharos::infer::{InferOutput, InferRequest};
 use pharos::request_trace::{TensorActivity, Traced};
 use pharos::timeline::{ComputeStamps, Instant, Timeline};
 
-use super::Answer;
+use super::InferResult;
 use crate::wire::Part;
 
 /// Records that a request has entered its model's queue.
@@ -26,7 +26,7 @@ pub(super) fn executed_by(part: &Part, instance: InstanceId) {
 }
 
 /// Records the answer of an executed request; `timeline` is given with the only or last answer.
-pub(super) fn answered(request: &InferRequest, answer: &Answer, timeline: Option<&Timeline>) {
+pub(super) fn answered(request: &InferRequest, answer: &InferResult, timeline: Option<&Timeline>) {
     let Some(traced) = &request.traced else { return };
     match answer {
         Ok(response) => traced.outputs(response.outputs.iter().map(InferOutput::named)),

@@ -22,7 +22,7 @@ use pharos::timeline::{ComputeStamps, Instant};
 use pharos::wire::{self, CREDITS, Credits, Done, Resumed, ToWorker};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Answer, Driver, Request, State, lost, request_trace, ticket};
+use super::{Driver, InferResult, Request, State, lost, request_trace, ticket};
 use crate::wire::{Part, SharedLink};
 use pharos_os::clock;
 use pharos_os::event_loops::Mailbox;
@@ -113,7 +113,7 @@ pub(super) enum Reply {
 
 /// The driver's end of a request's only answer.
 pub(super) struct OneReply {
-    sender: oneshot::Sender<Answer>,
+    sender: oneshot::Sender<InferResult>,
     /// The event loop that waits for the answer, if it may be passed on there later than other answers are sent.
     mailbox: Option<Mailbox>,
 }
@@ -121,11 +121,11 @@ pub(super) struct OneReply {
 impl OneReply {
     /// The receiver belongs to the current thread's event loop, if it has one. `in_order`: each answer must be there before the
     /// next one is sent.
-    pub(super) fn new(sender: oneshot::Sender<Answer>, in_order: bool) -> Self {
+    pub(super) fn new(sender: oneshot::Sender<InferResult>, in_order: bool) -> Self {
         Self { sender, mailbox: if in_order { None } else { Mailbox::of_this_thread() } }
     }
 
-    fn send(self, answer: Answer) {
+    fn send(self, answer: InferResult) {
         let Self { sender, mailbox } = self;
         match mailbox.filter(|mailbox| !mailbox.is_of_this_thread()) {
             None => drop(sender.send(answer)),
@@ -147,7 +147,7 @@ pub(super) struct Sink {
 
 impl Reply {
     /// Sends the only or last answer. If the client has disconnected, it is dropped.
-    pub(super) fn send(self, answer: Answer) {
+    pub(super) fn send(self, answer: InferResult) {
         match self {
             Self::One(reply) => reply.send(answer),
             Self::Many(sink) => {
@@ -238,8 +238,11 @@ impl Responses {
                 }
             }
         }
-        let lost = || Item { streamed: Streamed { answer: lost(), last: true, empty: false }, costs_credit: false };
-        let Item { streamed, costs_credit } = ready!(self.receiver.poll_recv(cx)).unwrap_or_else(lost);
+        let received = ready!(self.receiver.poll_recv(cx));
+        let Item { streamed, costs_credit } = received.unwrap_or_else(|| Item {
+            streamed: Streamed { answer: lost(), last: true, empty: false },
+            costs_credit: false,
+        });
         self.ended = streamed.last;
         self.given = costs_credit;
         Poll::Ready(Some(streamed))
@@ -285,9 +288,9 @@ impl State {
                     sink.take(part.clone(), frame).map(ReceivedResponse::Streamed)?
                 }
                 _ => {
-                    let request = entry.remove();
+                    let (id, request) = entry.remove();
                     member.update_busy_time(clock::now());
-                    return Ok(Some(ReceivedResponse::Single(request)));
+                    return Ok(Some(ReceivedResponse::Single(id, request)));
                 }
             };
             if frame.last {
@@ -312,7 +315,7 @@ enum ReceivedResponse {
     /// One of any number of responses.
     Streamed(Arrival),
     /// The only response.
-    Single((RequestId, Request)),
+    Single(RequestId, Request),
 }
 
 impl Sink {
@@ -375,8 +378,8 @@ impl Driver {
         };
         let arrival = match booked.map_err(io::Error::other)? {
             Some(ReceivedResponse::Streamed(arrival)) => arrival,
-            Some(ReceivedResponse::Single(request)) => {
-                self.answer_deferred(request, link, frame);
+            Some(ReceivedResponse::Single(id, request)) => {
+                self.answer_deferred(id, request, link, frame);
                 return Ok(());
             }
             None => {
@@ -384,10 +387,15 @@ impl Driver {
                 return Ok(());
             }
         };
-        let answer = self.answer_of(&arrival.part, link, &frame.outputs);
+        // Frees the memory of the outputs, also if there is an error.
+        let mut answer = self.answer_of(&arrival.part, link, &frame.outputs);
         let costs_credit = costs_credit(&frame);
-        let answer = frame.error.map_or(answer, |error| Err(error.into()));
-        let answer = answer.map(|response| InferResponse { parameters: frame.parameters, ..response });
+        if let Some(error) = frame.error {
+            answer = Err(error.into());
+        }
+        if let Ok(response) = &mut answer {
+            response.parameters = frame.parameters;
+        }
         let kind = Kind { stamps: frame.stamps, last: frame.last, empty: frame.empty };
         self.pass_on(arrival, answer, &kind, costs_credit);
         link.send_released_if_many();
@@ -404,7 +412,7 @@ impl Driver {
     }
 
     /// Records a response and sends it to its reader.
-    fn pass_on(&self, arrival: Arrival, mut answer: Answer, kind: &Kind, costs_credit: bool) {
+    fn pass_on(&self, arrival: Arrival, mut answer: InferResult, kind: &Kind, costs_credit: bool) {
         let Arrival { part, sender, flow, number, since } = arrival;
         let &Kind { stamps, last, empty } = kind;
         let is_abandoned = sender.is_closed();
@@ -439,7 +447,7 @@ impl Driver {
             record::stream_ended(&self.series, &flow.progress);
             match flow.failed.get() {
                 Some(error) => self.record_failed(&part, error, timeline.request_ns()),
-                None => self.record_one(&part, &answer, (&timeline, is_abandoned)),
+                None => self.record_one(&part, &answer, &timeline, is_abandoned),
             }
         }
         drop(transaction);
@@ -462,17 +470,16 @@ impl Driver {
         for ((_, request), answer) in requests.into_iter().zip(answers) {
             let Reply::Many(mut sink) = request.reply else { continue };
             let empty = answer.is_ok() && (sink.count > 0 || done.outputs.is_empty());
-            // For a disconnected client it is unknown whether more responses would have followed.
-            let given_up = empty && sink.sender.as_ref().is_some_and(mpsc::Sender::is_closed);
-            let answer = if given_up { Err(InferError::cancelled()) } else { answer };
+            let has_left = sink.sender.as_ref().is_some_and(mpsc::Sender::is_closed);
             if let Some(arrival) = sink.book(request.part, done.stamps, true) {
+                let last = match answer {
+                    // For a disconnected client it is unknown whether more responses would have followed.
+                    Ok(_) if empty && has_left => Err(InferError::cancelled()),
+                    Ok(response) if empty => Ok(bare(response)),
+                    answer => answer,
+                };
                 let kind = Kind { stamps: done.stamps, last: true, empty };
-                self.pass_on(
-                    arrival,
-                    answer.map(|response| if empty { bare(response) } else { response }),
-                    &kind,
-                    false,
-                );
+                self.pass_on(arrival, last, &kind, false);
             }
         }
         let executed_ns = done.stamps.end.ns_since(done.stamps.start);

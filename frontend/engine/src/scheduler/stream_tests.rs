@@ -251,7 +251,8 @@ const LONGEST: Duration = Duration::from_secs(60);
 async fn requests_that_wait_are_rejected_if_no_instance_has_answered_since_they_began_to_wait() {
     virtual_time::set(BEGIN);
     let world = world().await;
-    let (mut first, mut second) = (world.ask(), world.ask());
+    let mut first = world.ask();
+    let mut second = world.ask();
     virtual_time::set(BEGIN + LONGEST);
     // It was lost long ago and has answered since.
     world.say(wire::Response { last: true, ..response() }).unwrap();
@@ -273,7 +274,8 @@ async fn an_instance_that_answers_batches_is_not_given_up() {
         let (request, checked) = world.request();
         Box::pin(world.driver.infer(Box::new(request), checked))
     };
-    let (mut first, mut second) = (ask(), ask());
+    let mut first = ask();
+    let mut second = ask();
     assert!(first.as_mut().now_or_never().is_none() && second.as_mut().now_or_never().is_none());
     virtual_time::set(BEGIN + LONGEST);
     world.done(0, None);
@@ -307,7 +309,8 @@ async fn the_time_before_the_queue_counts_for_its_timeout() {
 #[tokio::test]
 async fn a_lost_instance_fails_started_streams_and_retries_others() {
     let mut world = world().await;
-    let (mut begun, mut waiting) = (world.ask(), world.ask());
+    let mut begun = world.ask();
+    let mut waiting = world.ask();
     world.say(response()).unwrap();
     world.driver.instance_lost(INSTANCE);
     assert!(next(&mut begun).await.unwrap().answer.is_ok());
@@ -408,7 +411,8 @@ async fn the_busy_time_of_a_lost_instance_is_recorded() {
     let request = world.ask();
     virtual_time::set(BEGIN + LONGEST);
     world.driver.instance_lost(INSTANCE);
-    let (now, ns) = (clock::now(), u64::try_from(LONGEST.as_nanos()).unwrap());
+    let now = clock::now();
+    let ns = u64::try_from(LONGEST.as_nanos()).unwrap();
     assert_eq!(world.driver.take_busy_ns(now), HashMap::from([(INSTANCE, ns)]));
     // The request is executed again.
     world.driver.instance_ready(INSTANCE, world.link.clone());
@@ -420,7 +424,7 @@ async fn the_busy_time_of_a_lost_instance_is_recorded() {
 async fn the_load_counts_requests_by_state_and_busy_time() {
     let world = world().await;
     let load = || world.driver.load(clock::now());
-    let counts = |load: &super::super::load::Load| (load.executing, load.waiting, load.instances, load.slots);
+    let counts = |load: &super::super::in_flight::Load| (load.executing, load.waiting, load.instances, load.slots);
     assert_eq!((counts(&load()), load().busy_ns), ((0, 0, 1, 1), 0));
     assert_eq!(world.driver.free_batch_slots(), 1);
     let first = world.ask();

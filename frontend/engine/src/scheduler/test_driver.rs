@@ -26,7 +26,15 @@ pub(crate) fn create(config: &str) -> (Arc<Cache>, Arc<Driver>) {
 
 /// The reply to a batch that has succeeded without outputs.
 pub(crate) fn done(batch: u64) -> Done {
-    let (failed, outputs, parameters, rescheduled) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    let (open, held) = (Vec::new(), false);
-    Done { batch, stamps: ComputeStamps::default(), error: None, failed, outputs, parameters, rescheduled, open, held }
+    Done {
+        batch,
+        stamps: ComputeStamps::default(),
+        error: None,
+        failed: Vec::new(),
+        outputs: Vec::new(),
+        parameters: Vec::new(),
+        rescheduled: Vec::new(),
+        open: Vec::new(),
+        held: false,
+    }
 }

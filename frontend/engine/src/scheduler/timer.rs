@@ -15,14 +15,14 @@ use pharos_os::clock;
 
 /// The timer that all drivers share. Its thread ends when it is dropped.
 pub(crate) struct Timer {
-    shared: Arc<Shared>,
+    queue: Arc<AlarmQueue>,
     /// Runs work that would block the timer's thread for long.
     runtime: Option<Handle>,
 }
 
 /// What the timer shares with its thread.
 #[derive(Default)]
-struct Shared {
+struct AlarmQueue {
     alarms: Mutex<Alarms>,
     changed: Condvar,
 }
@@ -42,27 +42,27 @@ impl Timer {
     /// The thread cannot be started.
     pub(crate) fn start() -> std::io::Result<Arc<Self>> {
         let timer = Self::without_thread();
-        let shared = timer.shared.clone();
-        std::thread::Builder::new().name("timer".into()).spawn(move || shared.run())?;
+        let queue = timer.queue.clone();
+        std::thread::Builder::new().name("timer".into()).spawn(move || queue.run())?;
         Ok(timer)
     }
 
     /// Creates a timer whose alarms only [`Timer::fire`] rings.
     pub(crate) fn without_thread() -> Arc<Self> {
-        Arc::new(Self { shared: Arc::default(), runtime: Handle::try_current().ok() })
+        Arc::new(Self { queue: Arc::default(), runtime: Handle::try_current().ok() })
     }
 
     /// Schedules one call of the driver at `at`, and removes its alarm at the time `overtaken`.
     pub(crate) fn arm(&self, at: Instant, overtaken: Option<Instant>, driver: Weak<Driver>) {
         let number = driver.as_ptr().addr();
-        let mut alarms = self.shared.lock();
+        let mut alarms = self.queue.lock();
         if let Some(overtaken) = overtaken {
             alarms.waiting.remove(&(overtaken, number));
         }
         let earliest = alarms.waiting.first_key_value().is_none_or(|((first, _), _)| at < *first);
         alarms.waiting.insert((at, number), driver);
         if earliest {
-            self.shared.changed.notify_one();
+            self.queue.changed.notify_one();
         }
     }
 
@@ -74,24 +74,24 @@ impl Timer {
     /// Calls the driver of the earliest alarm, if it is due. Returns whether one was.
     #[cfg(test)]
     pub(crate) fn fire(&self) -> bool {
-        self.shared.fire()
+        self.queue.fire()
     }
 
     /// Returns the time of the earliest alarm.
     #[cfg(test)]
     pub(crate) fn next(&self) -> Option<Instant> {
-        self.shared.lock().waiting.first_key_value().map(|((at, _), _)| *at)
+        self.queue.lock().waiting.first_key_value().map(|((at, _), _)| *at)
     }
 }
 
 impl Drop for Timer {
     fn drop(&mut self) {
-        self.shared.lock().ended = true;
-        self.shared.changed.notify_one();
+        self.queue.lock().ended = true;
+        self.queue.changed.notify_one();
     }
 }
 
-impl Shared {
+impl AlarmQueue {
     /// Calls drivers at the times of their alarms until the timer is dropped.
     fn run(&self) {
         loop {

@@ -10,6 +10,8 @@ use tokio::task::JoinSet;
 
 use super::retire::Retired;
 use super::{Executor, ModelTable};
+use crate::ensemble::Ensemble;
+use crate::scheduler::Driver;
 
 /// The time limit for killed workers to exit.
 const KILLED: Duration = Duration::from_secs(1);
@@ -30,37 +32,48 @@ impl Unfinished {
 }
 
 impl ModelTable {
-    /// Refuses new requests except those of running sequences, lets accepted requests and sequences finish for at most `limit`,
+    /// Refuses new requests except requests of running sequences, lets accepted requests and sequences finish for at most `limit`,
     /// and ends all workers. Returns what was left.
     ///
     /// A sequence whose client has gone ends after its model's idle limit. [`ModelTable::abort_drain`] ends the waiting.
     pub(crate) async fn drain(&self, limit: Duration) -> Unfinished {
         let all = self.executors();
-        let drivers = || all.iter().filter_map(|executor| executor.driver());
+        let drivers: Vec<&Driver> =
+            all.iter().filter_map(|executor| executor.driver()).map(|driver| &**driver).collect();
+        let ensembles: Vec<&Arc<Executor>> = all.iter().filter(|executor| executor.ensemble().is_some()).collect();
         let give_up = clock::now() + limit;
-        // The remaining steps of ensemble requests need the members, so those stop last.
-        let needed = |name: &str| all.iter().filter_map(|e| e.ensemble()).any(|e| e.plan().members().contains(name));
-        drivers().filter(|driver| !needed(&driver.model.name)).for_each(|driver| driver.stop());
-        let ensembles = || Unfinished {
-            requests: all.iter().filter(|executor| executor.ensemble().is_some()).map(|e| e.unanswered()).sum(),
-            sequences: drivers().filter(|driver| needed(&driver.model.name)).map(|d| d.sequences_to_end()).sum(),
-        };
         let mut abort_drain = self.abort_drain.subscribe();
-        until_none(ensembles, &abort_drain, give_up).await;
-        drivers().for_each(|driver| driver.stop());
-        let everything = || Unfinished {
-            requests: all.iter().map(|executor| executor.unanswered()).sum(),
-            sequences: drivers().map(|driver| driver.sequences_to_end()).sum(),
+
+        // The remaining steps of ensemble requests need the members, so the members stop last.
+        let (members, others): (Vec<&Driver>, Vec<&Driver>) = drivers.iter().copied().partition(|driver| {
+            let mut plans = ensembles.iter().filter_map(|executor| executor.ensemble()).map(Ensemble::plan);
+            plans.any(|plan| plan.members().contains(&*driver.model.name))
+        });
+        others.iter().for_each(|driver| driver.stop());
+        let of_ensembles = || Unfinished {
+            requests: ensembles.iter().map(|executor| executor.unanswered()).sum(),
+            sequences: members.iter().map(|driver| driver.sequences_to_end()).sum(),
         };
-        let left = until_none(everything, &abort_drain, give_up).await;
-        drivers().for_each(|driver| driver.give_up());
-        let stopped = all.iter().cloned().map(|executor| async move { executor.stop().await });
-        let mut stopped: JoinSet<()> = stopped.collect();
+        until_none(of_ensembles, &abort_drain, give_up).await;
+
+        members.iter().for_each(|driver| driver.stop());
+        let of_all = || Unfinished {
+            requests: all.iter().map(|executor| executor.unanswered()).sum(),
+            sequences: drivers.iter().map(|driver| driver.sequences_to_end()).sum(),
+        };
+        let left = until_none(of_all, &abort_drain, give_up).await;
+
+        drivers.iter().for_each(|driver| driver.give_up());
+        let mut stopping = JoinSet::new();
+        for executor in &all {
+            let executor = Arc::clone(executor);
+            stopping.spawn(async move { executor.stop().await });
+        }
         tokio::select! {
-            () = join(&mut stopped) => {}
+            () = join(&mut stopping) => {}
             () = async { drop(abort_drain.wait_for(|abort_drain| *abort_drain).await) } => {
                 all.iter().for_each(|executor| executor.kill());
-                let _ = clock::timeout(KILLED, join(&mut stopped)).await;
+                let _ = clock::timeout(KILLED, join(&mut stopping)).await;
             }
         }
         left
@@ -71,7 +84,7 @@ impl ModelTable {
         self.abort_drain.send_replace(true);
     }
 
-    /// Returns all executors, including those of retired versions.
+    /// Returns all executors, including the executors of retired versions.
     fn executors(&self) -> Vec<Arc<Executor>> {
         let mut all: Vec<Arc<Executor>> = self.all().iter().map(|serving| serving.executor.clone()).collect();
         let retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);

@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use pharos::ensemble::Step;
 use pharos::id::ModelVersion;
-use pharos::load_report::ModelSample;
+use pharos::load_report::{ModelSample, Sample};
 use pharos::metrics::builtin::Builtin;
 use pharos::metrics::labels::InstanceState;
 use pharos::metrics::record;
@@ -14,7 +13,7 @@ use pharos::metrics::series::ModelSeries;
 use pharos::repository::State as ModelState;
 use pharos::repository::memory_budget::Memory;
 
-use super::{Executor, ModelTable, Serving};
+use super::{Executor, ModelTable};
 use crate::ensemble::Ensemble;
 use crate::scheduler::Driver;
 use crate::supervisor::{InstanceStatus, Instances};
@@ -36,15 +35,19 @@ impl ModelTable {
         self.shared.metrics.clock().set(clock::now());
         let all = self.live();
         self.observe_ensembles(&all);
-        // Ensembles have neither queues nor instances; their members do.
-        let with_driver =
-            |live: &'_ ExecutingVersion| Some((live.executor.driver()?.clone(), live.model.version.to_string()));
-        let drivers: Vec<(Arc<Driver>, String)> = all.iter().filter_map(with_driver).collect();
+        let mut drivers = Vec::new();
+        for live in &all {
+            // Ensembles have neither queues nor instances; their members do.
+            if let Some(driver) = live.executor.driver() {
+                drivers.push((driver.clone(), live.model.version.to_string()));
+            }
+        }
         let doing: Vec<_> = all.iter().filter_map(|live| live.executor.instances()).map(Instances::states).collect();
-        let (mut states, mut arenas) = (Rows::new(), Rows::new());
+        let mut states = Rows::new();
+        let mut arenas = Rows::new();
         for ((driver, version), doing) in drivers.iter().zip(&doing) {
             driver.drain_metrics(&self.shared.metrics);
-            describe((driver, doing), version, &mut states, &mut arenas);
+            describe(driver, version, doing, &mut states, &mut arenas);
         }
         // For equal names, the first row wins: the instance of the serving version.
         self.shared.metrics.set_gauges(Builtin::InstanceState, &combined(states, |first, _| first));
@@ -70,20 +73,23 @@ impl ModelTable {
     /// Sets the gauges of executing and waiting requests, and counts the busy time of instances.
     fn observe_load(&self, drivers: &[(Arc<Driver>, String)], instances: &[Vec<InstanceStatus>]) {
         let now = clock::now();
-        let (mut executing, mut waiting) = (Rows::new(), Rows::new());
-        let (mut slots, mut free, mut busy) = (Rows::new(), Rows::new(), Rows::new());
+        let mut executing = Rows::new();
+        let mut waiting = Rows::new();
+        let mut slots = Rows::new();
+        let mut free = Rows::new();
+        let mut busy = Rows::new();
         for ((driver, version), instances) in drivers.iter().zip(instances) {
             let load = driver.load(now);
-            let labels = || vec![&*driver.model.name, version.as_str()];
-            executing.push((labels(), load.executing as f64));
-            waiting.push((labels(), load.waiting as f64));
-            slots.push((labels(), load.slots as f64));
-            free.push((labels(), driver.free_batch_slots() as f64));
+            let labels = [&*driver.model.name, version.as_str()];
+            executing.push((labels.to_vec(), load.executing as f64));
+            waiting.push((labels.to_vec(), load.waiting as f64));
+            slots.push((labels.to_vec(), load.slots as f64));
+            free.push((labels.to_vec(), driver.free_batch_slots() as f64));
             let taken = driver.take_busy_ns(now);
-            busy.extend(instances.iter().map(|instance| {
+            for instance in instances {
                 let ns = taken.get(&instance.id).copied().unwrap_or_default();
-                ([labels(), vec![instance.name.as_str()]].concat(), ns as f64 / 1e9)
-            }));
+                busy.push((vec![labels[0], labels[1], instance.name.as_str()], ns as f64 / 1e9));
+            }
         }
         self.shared.metrics.count_all(Builtin::InstanceBusy, &busy);
         for (server, model, rows) in [
@@ -101,14 +107,20 @@ impl ModelTable {
     /// Sets the gauges of the memory of models, of each memory that is limited.
     fn observe_memory(&self, all: &[ExecutingVersion]) {
         let memory = &self.shared.memory;
-        let version =
-            |live: &'_ ExecutingVersion| Some((live.model.version.to_string(), live.executor.memory()?.bytes()));
-        let versions: Vec<_> = all.iter().filter_map(|live| Some((&live.model.name, version(live)?))).collect();
+        let mut versions = Vec::new();
+        for live in all {
+            if let Some(share) = live.executor.memory() {
+                versions.push((&*live.model.name, live.model.version.to_string(), share.bytes()));
+            }
+        }
         let bytes_in = |limited: Memory| {
-            let used = versions.iter().filter_map(move |(name, (version, bytes))| {
-                Some((vec![&***name, version.as_str()], bytes.get(limited)? as f64))
-            });
-            used.collect::<Rows<'_>>()
+            let mut rows = Rows::new();
+            for (name, version, bytes) in &versions {
+                if let Some(bytes) = bytes.get(limited) {
+                    rows.push((vec![*name, version.as_str()], bytes as f64));
+                }
+            }
+            rows
         };
         if let Some(limit) = memory.limits().get(Memory::Main) {
             let used = memory.totals(Memory::Main).used;
@@ -116,14 +128,17 @@ impl ModelTable {
             self.shared.metrics.set_gauges(Builtin::ModelMemoryLimit, &[(Vec::new(), limit as f64)]);
             self.shared.metrics.set_gauges(Builtin::ModelMemoryUsed, &[(Vec::new(), used as f64)]);
         }
-        let (mut of_models, mut limits, mut used) = (Rows::new(), Rows::new(), Rows::new());
+        let mut of_models = Rows::new();
+        let mut limits = Rows::new();
+        let mut used = Rows::new();
         for (number, uuid) in &self.shared.gpu_uuids {
             let limited = Memory::Gpu(*number);
             let Some(limit) = memory.limits().get(limited) else { continue };
             limits.push((vec![uuid.as_str()], limit as f64));
             used.push((vec![uuid.as_str()], memory.totals(limited).used as f64));
-            let of_gpu = bytes_in(limited).into_iter();
-            of_models.extend(of_gpu.map(|(labels, bytes)| ([labels, vec![uuid.as_str()]].concat(), bytes)));
+            for (labels, bytes) in bytes_in(limited) {
+                of_models.push(([labels, vec![uuid.as_str()]].concat(), bytes));
+            }
         }
         self.shared.metrics.set_gauges(Builtin::ModelGpuMemory, &summed(of_models));
         self.shared.metrics.set_gauges(Builtin::ModelGpuMemoryLimit, &limits);
@@ -143,42 +158,48 @@ impl ModelTable {
         }
     }
 
-    /// Returns the load of each version with instances, for load reports: levels and busy time. The caller adds the counters of its
-    /// series, those of all models at one moment.
-    pub(crate) fn load_samples(&self) -> Vec<(Arc<ModelSeries>, ModelSample)> {
+    /// Returns a sample for load reports, with this utilization of the host: the load of each version with instances, and the
+    /// counters of all models at one moment.
+    pub(crate) fn load_sample(&self, cpu: Option<f64>, memory: Option<f64>) -> Sample {
         let now = clock::now();
-        let sample = |live: ExecutingVersion| {
-            let driver = live.executor.driver()?;
-            let load = driver.load(now);
-            let sample = ModelSample {
-                name: live.model.name.full().into(),
-                id: Arc::as_ptr(driver).addr(),
+        let mut loads = Vec::new();
+        for ExecutingVersion { model, executor } in self.live() {
+            if let Some(driver) = executor.driver() {
+                loads.push((model, driver.clone(), driver.load(now)));
+            }
+        }
+        let ((requests, errors), queued) = self.shared.metrics.transactions().snapshot(|| {
+            let queued: Vec<_> = loads.iter().map(|(_, driver, _)| driver.series.queued()).collect();
+            (self.shared.metrics.inferences(), queued)
+        });
+        let mut models = Vec::with_capacity(loads.len());
+        for ((model, driver, load), (succeeded, queue_ns)) in loads.into_iter().zip(queued) {
+            models.push(ModelSample {
+                name: model.name.full().into(),
+                id: Arc::as_ptr(&driver).addr(),
                 executing: load.executing as u64,
                 waiting: load.waiting as u64,
                 slots: load.slots,
                 instances: load.instances as u64,
                 busy_ns: load.busy_ns,
-                succeeded: 0,
-                queue_ns: 0,
-            };
-            Some((Arc::clone(&driver.series), sample))
-        };
-        self.live().into_iter().filter_map(sample).collect()
+                succeeded,
+                queue_ns,
+            });
+        }
+        Sample { cpu, memory, requests, errors, models }
     }
 
     /// Returns the serving versions, followed by the retired versions that have not ended.
     fn live(&self) -> Vec<ExecutingVersion> {
-        let live = |serving: &Arc<Serving>| ExecutingVersion {
-            model: serving.model.clone(),
-            executor: serving.executor.clone(),
-        };
-        let mut all: Vec<ExecutingVersion> = self.all().iter().map(live).collect();
-        let retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
-        all.extend(
-            retired
-                .iter()
-                .filter_map(|old| Some(ExecutingVersion { model: old.model.clone(), executor: old.served()? })),
-        );
+        let mut all = Vec::new();
+        for serving in self.all() {
+            all.push(ExecutingVersion { model: serving.model.clone(), executor: serving.executor.clone() });
+        }
+        for retired in self.retired.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            if let Some(executor) = retired.served() {
+                all.push(ExecutingVersion { model: retired.model.clone(), executor });
+            }
+        }
         all
     }
 
@@ -187,37 +208,42 @@ impl ModelTable {
         let snapshot = self.snapshot();
         let loads = snapshot.states.iter().map(|(name, model)| (vec![name], if model.load_failed { 0.0 } else { 1.0 }));
         self.shared.metrics.set_gauges(Builtin::ModelLastLoad, &loads.collect::<Rows<'_>>());
-        let known = snapshot.states.iter().flat_map(|(name, model)| {
-            model.versions.iter().map(move |(version, status)| (name, version.to_string(), status.state))
-        });
-        let known: Vec<_> = known.collect();
-        let rows = known.iter().flat_map(|(name, version, now)| {
-            let value = |state| if state == *now { 1.0 } else { 0.0 };
-            ModelState::ALL.map(|state| (vec![*name, version.as_str(), state.as_str()], value(state)))
-        });
-        self.shared.metrics.set_gauges(Builtin::ModelState, &rows.collect::<Rows<'_>>());
+        let mut known = Vec::new();
+        for (name, model) in snapshot.states.iter() {
+            for (version, status) in &model.versions {
+                known.push((name, version.to_string(), status.state));
+            }
+        }
+        let mut rows = Rows::new();
+        for (name, version, now) in &known {
+            for state in ModelState::ALL {
+                let value = if state == *now { 1.0 } else { 0.0 };
+                rows.push((vec![*name, version.as_str(), state.as_str()], value));
+            }
+        }
+        self.shared.metrics.set_gauges(Builtin::ModelState, &rows);
     }
 
     /// Sets the gauges of running ensemble steps. Only ensembles with a limit have these series.
     fn observe_ensembles(&self, all: &[ExecutingVersion]) {
-        let of = |ExecutingVersion { model, executor }: &'_ ExecutingVersion| {
-            let taken = executor.ensemble().into_iter().flat_map(Ensemble::places_taken).enumerate();
-            let row = |(number, (step, count)): (usize, (&Step, usize))| {
-                (model.name.to_string(), model.version.to_string(), number.to_string(), step.model.clone(), count)
-            };
-            taken.map(row).collect::<Vec<_>>()
-        };
-        let steps: Vec<_> = all.iter().flat_map(of).collect();
-        let rows = steps.iter().map(|(model, version, step, member, count)| {
-            (vec![model.as_str(), version.as_str(), step.as_str(), member.as_str()], *count as f64)
-        });
+        let mut steps = Vec::new();
+        for ExecutingVersion { model, executor } in all {
+            let taken = executor.ensemble().into_iter().flat_map(Ensemble::places_taken);
+            for (number, (step, count)) in taken.enumerate() {
+                let labels =
+                    [model.name.to_string(), model.version.to_string(), number.to_string(), step.model.clone()];
+                steps.push((labels, count));
+            }
+        }
+        let rows = steps.iter().map(|(labels, count)| (labels.iter().map(String::as_str).collect(), *count as f64));
         self.shared.metrics.set_gauges(Builtin::EnsembleInflight, &summed(rows.collect()));
     }
 
     /// Sets the gauges of the rate limiter: waiting requests, limits and use. They exist only with a rate limiter.
     fn observe_limits(&self, drivers: &[(Arc<Driver>, String)]) {
         let Some(limits) = &self.shared.limits else { return };
-        let (mut waiting, mut waited) = (Rows::new(), Rows::new());
+        let mut waiting = Rows::new();
+        let mut waited = Rows::new();
         for (driver, version) in drivers {
             let Some((count, time)) = driver.resource_waits() else { continue };
             let labels = vec![&*driver.model.name, version.as_str()];
@@ -227,18 +253,26 @@ impl ModelTable {
         self.shared.metrics.count_all(Builtin::RateLimiterWait, &waited);
         self.shared.metrics.set_gauges(Builtin::RateLimiterWaiting, &summed(waiting));
         let usage = limits.usage();
-        let device = |device: Option<u32>| device.map_or_else(|| "global".to_owned(), |device| device.to_string());
-        let devices: Vec<String> = usage.iter().map(|usage| device(usage.device)).collect();
-        let labels = || usage.iter().zip(&devices).map(|(usage, device)| vec![usage.name.as_str(), device.as_str()]);
-        let limits: Rows<'_> = labels().zip(usage.iter().map(|usage| f64::from(usage.total))).collect();
-        let used: Rows<'_> = labels().zip(usage.iter().map(|usage| usage.used as f64)).collect();
-        self.shared.metrics.set_gauges(Builtin::RateLimiterLimit, &limits);
+        let mut devices = Vec::new();
+        for resource in &usage {
+            devices.push(resource.device.map_or_else(|| "global".to_owned(), |device| device.to_string()));
+        }
+        let mut totals = Rows::new();
+        let mut used = Rows::new();
+        for (resource, device) in usage.iter().zip(&devices) {
+            let labels = vec![resource.name.as_str(), device.as_str()];
+            totals.push((labels.clone(), f64::from(resource.total)));
+            used.push((labels, resource.used as f64));
+        }
+        self.shared.metrics.set_gauges(Builtin::RateLimiterLimit, &totals);
         self.shared.metrics.set_gauges(Builtin::RateLimiterUsed, &used);
     }
 
     /// Sets the gauges of sequences. Only models with sequences have these series.
     fn observe_sequences(&self, drivers: &[(Arc<Driver>, String)]) {
-        let (mut sequences, mut slots, mut used) = (Rows::new(), Rows::new(), Rows::new());
+        let mut sequences = Rows::new();
+        let mut slots = Rows::new();
+        let mut used = Rows::new();
         let mut events = SEQUENCE_COUNTERS.map(|_| Rows::new());
         for (driver, version) in drivers {
             let Some((now, new)) = driver.sequences() else { continue };
@@ -274,16 +308,15 @@ impl ModelTable {
             (vec![&*driver.model.name, version.as_str()], seconds)
         });
         self.shared.metrics.set_gauges(Builtin::OldestPending, &combined(oldest.collect(), f64::max));
-        let levels = drivers.iter().zip(&waiting).flat_map(|((driver, version), waiting)| {
+        let mut levels = Vec::new();
+        for ((driver, version), waiting) in drivers.iter().zip(&waiting) {
             let known = driver.levels();
             let others = waiting.levels.iter().map(|(level, _)| *level).filter(|level| !known.contains(level));
-            let levels: Vec<u64> = known.clone().chain(others).collect();
-            levels.into_iter().map(move |level| {
+            for level in known.clone().chain(others) {
                 let found = waiting.levels.iter().find(|(waits, _)| *waits == level);
-                (driver, version, level.to_string(), found.map_or(0, |(_, count)| *count))
-            })
-        });
-        let levels: Vec<_> = levels.collect();
+                levels.push((driver, version, level.to_string(), found.map_or(0, |(_, count)| *count)));
+            }
+        }
         let rows = levels.iter().map(|(driver, version, level, count)| {
             (vec![&*driver.model.name, version.as_str(), level.as_str()], *count as f64)
         });
@@ -295,7 +328,7 @@ impl ModelTable {
 const SEQUENCE_COUNTERS: [Builtin; 3] =
     [Builtin::SequencesIdleEvicted, Builtin::SequenceStartErrors, Builtin::SequenceRestarts];
 
-/// Combines rows with equal labels: those of the serving version and of earlier versions that finish their work.
+/// Combines rows with equal labels: the row of the serving version, and rows of earlier versions that finish their work.
 fn combined<'a>(rows: Rows<'a>, with: impl Fn(f64, f64) -> f64) -> Rows<'a> {
     let mut all: BTreeMap<Vec<&str>, f64> = BTreeMap::new();
     for (labels, value) in rows {
@@ -310,8 +343,9 @@ fn summed(rows: Rows<'_>) -> Rows<'_> {
 
 /// Adds the states and arena use of the instances of one model version.
 fn describe<'a>(
-    (driver, instances): (&'a Driver, &'a [InstanceStatus]),
+    driver: &'a Driver,
     version: &'a str,
+    instances: &'a [InstanceStatus],
     states: &mut Rows<'a>,
     arenas: &mut Rows<'a>,
 ) {

@@ -13,7 +13,7 @@ use pharos::model::ModelConfig;
 use super::version::{Admitted, Executor, Serving};
 use super::{ModelTable, Responses};
 use crate::ensemble::{self, Ensemble, Member, Members, Target};
-use crate::scheduler::Answer;
+use crate::scheduler::InferResult;
 
 impl ModelTable {
     /// Executes and records a request to a ready model that [`Serving::admit`] has checked. Dropping the future cancels the request.
@@ -24,8 +24,9 @@ impl ModelTable {
         self: &Arc<Self>,
         serving: &Arc<Serving>,
         request: Box<InferRequest>,
-        (checked, classified): Admitted,
-    ) -> Answer {
+        admitted: Admitted,
+    ) -> InferResult {
+        let Admitted { checked, classified } = admitted;
         let response = match &*serving.executor {
             Executor::Instances { driver, .. } => driver.infer(request, checked).await?,
             Executor::Ensemble { ensemble, .. } => {
@@ -44,8 +45,9 @@ impl ModelTable {
         self: &Arc<Self>,
         serving: &Arc<Serving>,
         request: InferRequest,
-        (checked, classified): Admitted,
+        admitted: Admitted,
     ) -> Responses {
+        let Admitted { checked, classified } = admitted;
         match &*serving.executor {
             Executor::Instances { driver, .. } => {
                 Responses::of_instances(serving, driver.stream(request, checked), classified)
@@ -106,11 +108,11 @@ impl Members for ModelTable {
             return true;
         }
         let steps = version.ensemble().map_or(&[][..], |ensemble| ensemble.plan().steps());
-        let nested = |step| self.member(step).is_ok_and(|member| self.has_replaced_members(&member));
-        self.has_other_members(version) || steps.iter().any(nested)
+        self.has_other_members(version)
+            || steps.iter().any(|step| self.member(step).is_ok_and(|member| self.has_replaced_members(&member)))
     }
 
-    async fn infer(self: &Arc<Self>, member: &Arc<Serving>, mut request: Box<InferRequest>) -> Answer {
+    async fn infer(self: &Arc<Self>, member: &Arc<Serving>, mut request: Box<InferRequest>) -> InferResult {
         let admitted = member.admit(&mut request)?;
         self.execute(member, request, admitted).await
     }

@@ -18,8 +18,8 @@ impl Snapshot {
         }
         let candidates = self.with_bare_name(name);
         // A request may load a model, so its name must mean the same whether or not it is loaded.
-        let may_serve = |called: &str| self.wanted.contains(called) || self.on_demand.contains_key(called);
-        let wanted: Vec<&str> = candidates.iter().copied().filter(|called| may_serve(called)).collect();
+        let mut wanted = candidates.clone();
+        wanted.retain(|called| self.wanted.contains(*called) || self.on_demand.contains_key(*called));
         match (candidates.as_slice(), wanted.as_slice()) {
             ([], _) => Ok(name),
             ([only], _) | (_, [only]) => Ok(only),

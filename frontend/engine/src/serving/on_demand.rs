@@ -89,10 +89,10 @@ impl OnDemand {
 
     /// Remembers the loaded versions, with their directories and configurations.
     pub(crate) fn loaded(&self, versions: &BTreeMap<u64, Arc<Serving>>) {
-        let of = |(number, serving): (&u64, &Arc<Serving>)| {
-            (*number, (serving.directory.clone(), Some(serving.config.clone())))
-        };
-        self.replace(versions.iter().map(of).collect());
+        let versions = versions
+            .iter()
+            .map(|(number, serving)| (*number, (serving.directory.clone(), Some(serving.config.clone()))));
+        self.replace(versions.collect());
     }
 
     /// Takes over the versions of the model whose files have changed. The next request may load it, also after failures.
@@ -146,12 +146,13 @@ impl OnDemand {
         self.waited.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns how many of these further requests found the model loaded: those that did not wait. Computed from counts that exist
+    /// Returns how many of these further requests found the model loaded, because they did not wait. Computed from counts that exist
     /// anyway, so that a request to a loaded model costs no further count.
     pub(crate) fn hits(&self, requests: u64) -> u64 {
-        let subtract = |waited: u64| Some(waited.saturating_sub(requests));
-        let waited = self.waited.fetch_update(Ordering::Relaxed, Ordering::Relaxed, subtract).unwrap_or_default();
-        requests.saturating_sub(waited)
+        let waited = self
+            .waited
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |waited| Some(waited.saturating_sub(requests)));
+        requests.saturating_sub(waited.unwrap_or_default())
     }
 
     /// Returns a number that grows with each request to the loaded versions; `None` while they execute requests or sequences.

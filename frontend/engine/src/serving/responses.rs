@@ -60,7 +60,8 @@ impl Responses {
 
     fn classify(&mut self, streamed: Streamed) {
         let Streamed { answer, last, empty } = streamed;
-        let (serving, classified) = (self.serving.clone(), self.classified.clone());
+        let serving = self.serving.clone();
+        let classified = self.classified.clone();
         self.classifying = Some(Box::pin(async move {
             let answer = match answer {
                 Ok(response) => serving.classified(response, classified).await,

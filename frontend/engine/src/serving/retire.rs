@@ -29,9 +29,9 @@ pub(crate) enum RetireReason {
     Outdated(u64),
     /// The model was unloaded. The number identifies the unload.
     Unloaded(u64),
-    /// It can no longer serve.
+    /// The version can no longer serve.
     Failed,
-    /// It never served.
+    /// The version never served.
     Unserved,
 }
 
@@ -99,8 +99,7 @@ impl Snapshot {
     pub(super) fn with_sequence(&self, name: &str, version: &str, id: &CorrelationId) -> Option<Arc<Serving>> {
         let mut all = self.ending_with(name, version, id).peekable();
         all.peek()?;
-        let has = |serving: &Arc<Serving>| serving.driver().is_some_and(|driver| driver.has_sequence(id));
-        if self.serving(name, version).is_ok_and(|serving| has(&serving)) {
+        if self.serving(name, version).is_ok_and(|serving| has_sequence(&serving, id)) {
             return None;
         }
         all.next().cloned()
@@ -120,9 +119,9 @@ impl Snapshot {
     fn ending_with(&self, name: &str, version: &str, id: &CorrelationId) -> impl Iterator<Item = &Arc<Serving>> {
         let known = !id.is_none() && !self.ending.is_empty();
         let all = known.then(|| self.resolve(name).ok()).flatten().and_then(|name| self.ending.get(name));
-        let matches = |serving: &Arc<Serving>| version.is_empty() || version.parse() == Ok(serving.model.version);
-        let has = |serving: &Arc<Serving>| serving.driver().is_some_and(|driver| driver.has_sequence(id));
-        all.into_iter().flatten().rev().filter(move |serving| matches(serving) && has(serving))
+        all.into_iter().flatten().rev().filter(move |serving| {
+            (version.is_empty() || version.parse() == Ok(serving.model.version)) && has_sequence(serving, id)
+        })
     }
 
     /// Ends the sequences of a model's replaced versions, because the model is unloaded.
@@ -139,7 +138,8 @@ impl ModelTable {
     /// Ends a version that new requests can no longer find, in a separate task.
     pub(crate) fn retire(self: &Arc<Self>, serving: Arc<Serving>, ending: RetireReason) {
         let executor = serving.executor.clone();
-        let (model, served) = (serving.model.clone(), ending != RetireReason::Unserved);
+        let model = serving.model.clone();
+        let served = ending != RetireReason::Unserved;
         let retired = Retired { model, executor: Arc::downgrade(&executor), served };
         self.retired.lock().unwrap_or_else(PoisonError::into_inner).push(retired);
         let sequences = matches!(ending, RetireReason::Replaced | RetireReason::Outdated(_)) && has_sequences(&serving);
@@ -174,8 +174,9 @@ impl ModelTable {
     /// Waits until the version's sequences have ended, and the requests that hold it and may begin sequences.
     async fn end_sequences(&self, serving: &Arc<Serving>, executor: &Arc<Executor>) {
         // The version is held here and in the table, its executor here and by the version.
-        let is_held = || Arc::strong_count(serving) > 2 || Arc::strong_count(executor) > 2;
-        while (is_held() || executor.open_sequences() > 0) && self.snapshot().is_ending(serving) {
+        while (Arc::strong_count(serving) > 2 || Arc::strong_count(executor) > 2 || executor.open_sequences() > 0)
+            && self.snapshot().is_ending(serving)
+        {
             clock::sleep(LOOK).await;
         }
         self.change(|table| {
@@ -220,6 +221,11 @@ impl ModelTable {
             }
         });
     }
+}
+
+/// Returns whether a version runs the sequence with this id.
+fn has_sequence(serving: &Serving, id: &CorrelationId) -> bool {
+    serving.driver().is_some_and(|driver| driver.has_sequence(id))
 }
 
 /// Returns whether a version has sequences that outlast a request.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use pharos::classification;
 use pharos::error::InferError;
 use pharos::id::ModelVersion;
-use pharos::infer::{InferOutput, InferRequest, InferResponse};
+use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::{Checked, ModelConfig};
@@ -45,8 +45,13 @@ pub(crate) struct Serving {
 /// The size in bytes from which an output is classified on a blocking thread.
 const LONG_CLASSIFICATION: usize = 64 << 10;
 
-/// The result of checking a request, and the outputs to classify, each with the number of the largest elements to return.
-pub(crate) type Admitted = (Checked, Vec<(String, u64)>);
+/// A request that fits its model.
+pub(crate) struct Admitted {
+    /// What the check found.
+    pub(crate) checked: Checked,
+    /// The outputs to classify, each with the number of largest elements to return.
+    pub(crate) classified: Vec<(String, u64)>,
+}
 
 /// Executes requests.
 pub(crate) enum Executor {
@@ -214,7 +219,8 @@ impl Serving {
         record::inference_requested(&self.series);
         let checked = self.config.check(request)?;
         let outputs = request.outputs.iter().filter(|output| output.classification > 0);
-        Ok((checked, outputs.map(|output| (output.name.clone(), output.classification)).collect()))
+        let classified = outputs.map(|output| (output.name.clone(), output.classification)).collect();
+        Ok(Admitted { checked, classified })
     }
 
     /// Replaces outputs by their largest elements, on a blocking thread if one of them is large.
@@ -226,11 +232,9 @@ impl Serving {
         mut response: InferResponse,
         classified: Vec<(String, u64)>,
     ) -> BoxFuture<Result<InferResponse, InferError>> {
-        let is_long = |output: &InferOutput| output.tensor.data.len() > LONG_CLASSIFICATION;
-        let long = response
-            .outputs
-            .iter()
-            .any(|output| is_long(output) && classified.iter().any(|(name, _)| *name == output.name));
+        let long = response.outputs.iter().any(|output| {
+            output.tensor.data.len() > LONG_CLASSIFICATION && classified.iter().any(|(name, _)| *name == output.name)
+        });
         let work = move || {
             for (name, count) in &classified {
                 let labels = self.labels.get(name).map_or(&[][..], Vec::as_slice);

@@ -42,9 +42,10 @@ impl Probe {
     /// Returns the size in bytes of the memory that a handle opens on a device.
     pub(super) async fn opened_size(&self, device: u32, handle: &[u8; CUDA_HANDLE]) -> Result<u64, Failure> {
         let _turn = self.turn.lock().await;
-        let output = timeout(TIMEOUT, self.run(device, handle)).await;
-        let output = output.unwrap_or_else(|_| Err(format!("the driver did not answer within {TIMEOUT:?}").into()));
-        let output = output.map_err(|error| Failure::Broken(error.to_string()))?;
+        let output = match timeout(TIMEOUT, self.run(device, handle)).await {
+            Ok(ended) => ended.map_err(|error| Failure::Broken(error.to_string()))?,
+            Err(_) => return Err(Failure::Broken(format!("the driver did not answer within {TIMEOUT:?}"))),
+        };
         match Probed::parse(&output) {
             Some(Probed::Bytes(size)) => Ok(size),
             Some(Probed::NoGpu(why)) => Err(Failure::NoGpu(why)),

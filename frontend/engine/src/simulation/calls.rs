@@ -16,7 +16,7 @@ use pharos::timeline::{Instant, Timeline};
 use super::models::QUEUE_TIMEOUT_US;
 use super::worker::{answer_to, responses_to};
 use super::world::{Event, World};
-use crate::scheduler::{Answer, Responses};
+use crate::scheduler::{InferResult, Responses};
 
 /// The most sequences of a model that clients run at the same time.
 const SEQUENCES: usize = 6;
@@ -49,7 +49,7 @@ struct Reader {
 
 /// What a client waits for.
 enum Answers {
-    One(Pin<Box<dyn Future<Output = Answer>>>),
+    One(Pin<Box<dyn Future<Output = InferResult>>>),
     Many(Responses),
 }
 
@@ -155,7 +155,10 @@ impl World {
         };
         self.models[model].counted.sent += 1;
         let woken = Woken::new();
-        let (answers, sent, executed, reader) = (Some(answers), self.now, 0, Reader::default());
+        let answers = Some(answers);
+        let sent = self.now;
+        let executed = 0;
+        let reader = Reader::default();
         self.open.push(self.calls.len());
         self.calls.push(Call { model, answers, woken, values, expected, sent, timeout_us, sequence, executed, reader });
         // A sequence without its start is refused.
@@ -296,7 +299,7 @@ impl World {
         Ok(())
     }
 
-    fn on_answer(&mut self, number: usize, answer: Answer) -> Result<(), String> {
+    fn on_answer(&mut self, number: usize, answer: InferResult) -> Result<(), String> {
         let call = &self.calls[number];
         let model = &mut self.models[call.model];
         match answer {

@@ -129,7 +129,8 @@ impl World {
             let unanswered = model.driver.unanswered() as u64;
             // A stream that has ended stays in its batch until the batch ends.
             let most = if model.config.decoupled { counted } else { counted + unanswered };
-            let (sent, refused) = (by_clients.sent, by_clients.refused);
+            let sent = by_clients.sent;
+            let refused = by_clients.refused;
             if counted + unanswered + refused < sent || most + refused > sent {
                 return Err(format!(
                     "'{}': {counted} counted and {unanswered} unanswered of {sent} requests",
@@ -209,7 +210,8 @@ impl World {
                 let Some(process) = &mut one.process else { continue };
                 process.link.release_unused();
                 process.read();
-                let (inputs, outputs) = (process.link.arenas.inputs.used(), process.lent());
+                let inputs = process.link.arenas.inputs.used();
+                let outputs = process.lent();
                 if inputs + outputs > 0 {
                     return Err(format!("'{name}': {inputs} bytes of inputs and {outputs} of outputs are left"));
                 }
@@ -219,7 +221,8 @@ impl World {
                 return Err(format!("'{name}' has pending requests in the metrics"));
             }
             let seen = statistics::of(&model.driver.series);
-            let (succeeded, failed) = (seen.inference_stats.success.count, seen.inference_stats.fail.count);
+            let succeeded = seen.inference_stats.success.count;
+            let failed = seen.inference_stats.fail.count;
             let successes = counted.succeeded..=counted.succeeded + counted.cancelled;
             if !successes.contains(&succeeded) || succeeded + failed + counted.refused != counted.sent {
                 return Err(format!("'{name}': {succeeded} successes and {failed} failures are counted: {counted:?}"));

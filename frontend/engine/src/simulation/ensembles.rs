@@ -21,7 +21,7 @@ use super::steps::{Kind, StepModel, Steps};
 use super::worker::{answer_to, responses_to};
 use super::world::{Event, World};
 use crate::ensemble::{Ensemble, Member, Members, Responses, Target};
-use crate::scheduler::Answer;
+use crate::scheduler::InferResult;
 
 const TENSORS: &str = "max_batch_size: 2 input { name: 'IN' data_type: TYPE_UINT64 dims: 1 } output { name: 'OUT' data_type: TYPE_UINT64 dims: 1 }";
 
@@ -139,7 +139,7 @@ type Outputs = Vec<Vec<u64>>;
 
 /// What the client waits for.
 enum Answers {
-    One(Pin<Box<dyn Future<Output = Answer>>>),
+    One(Pin<Box<dyn Future<Output = InferResult>>>),
     Many(Box<Responses<Steps>>),
 }
 
@@ -173,7 +173,8 @@ impl World {
         let inputs = vec![InferInput { name: "IN".into(), tensor }];
         let timeline = Timeline { request_start: self.now, ..Timeline::default() };
         let mut request = InferRequest { inputs, timeline, ..InferRequest::default() };
-        let (steps, version) = (self.steps.clone(), self.ensembles[number].version.clone());
+        let steps = self.steps.clone();
+        let version = self.ensembles[number].version.clone();
         let checked = version.config.check(&mut request).unwrap();
         let answers = match version.config.decoupled {
             true => {
@@ -309,12 +310,14 @@ impl World {
     pub(super) fn check_end_of_ensembles(&mut self) -> Result<(), String> {
         self.check_ensembles()?;
         for one in &self.ensembles {
-            let (name, counted) = (one.name, one.counted);
+            let name = one.name;
+            let counted = one.counted;
             if let Some((step, taken)) = one.ensemble().places_taken().find(|(_, taken)| *taken > 0) {
                 return Err(format!("'{name}' has {taken} places of step '{}' in use", step.model));
             }
             let seen = statistics::of(&one.version.series).inference_stats;
-            let (succeeded, failed) = (seen.success.count, seen.fail.count);
+            let succeeded = seen.success.count;
+            let failed = seen.fail.count;
             let successes = counted.succeeded..=counted.succeeded + counted.cancelled;
             if !successes.contains(&succeeded) || succeeded + failed != counted.sent {
                 return Err(format!("'{name}': {succeeded} successes and {failed} failures are counted: {counted:?}"));

@@ -118,7 +118,9 @@ fn for_long<C: Debug + Default>(first: u64, run: impl Fn(u64) -> Result<(C, u64)
     let seconds = number("PHAROS_SIMULATE_SECONDS").unwrap_or(60);
     let first = number("PHAROS_SIMULATE_FIRST_SEED").unwrap_or(first);
     let begun = std::time::Instant::now();
-    let (mut seed, mut failures, mut all) = (first, Vec::new(), C::default());
+    let mut seed = first;
+    let mut failures = Vec::new();
+    let mut all = C::default();
     while begun.elapsed() < Duration::from_secs(seconds) {
         match run(seed) {
             Ok((coverage, _)) => add(&mut all, &coverage),

@@ -64,7 +64,8 @@ impl World {
         if self.models[place.model].config.decoupled {
             return self.next_response(place);
         }
-        let (now, sequences) = (self.now, self.models[place.model].has_sequences());
+        let now = self.now;
+        let sequences = self.models[place.model].has_sequences();
         let fails = !sequences && self.random.chance(self.faults.fail);
         let fails_whole = fails && self.random.chance(2);
         let Some(one) = self.instance(place) else { return Ok(()) };

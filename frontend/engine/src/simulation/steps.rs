@@ -15,7 +15,7 @@ use pharos::service::Streamed;
 use super::calls::{is_refused, values_of};
 use super::models::{Counted, Model};
 use crate::ensemble::{Ensemble, Member, Members, ResponseSource};
-use crate::scheduler::{self, Answer, Driver};
+use crate::scheduler::{self, Driver, InferResult};
 
 /// A model, or an ensemble, as ensembles see it.
 pub(super) struct StepModel {
@@ -81,8 +81,10 @@ impl Steps {
     pub(super) fn new(metrics: &Arc<Cache>, models: &[Model]) -> Arc<Self> {
         let counted = Mutex::new(vec![Counted::default(); models.len()]);
         let models = models.iter().enumerate().map(|(number, model)| {
-            let (driver, config) = (model.driver.clone(), model.config.clone());
-            let (model, series) = (driver.model.clone(), driver.series.clone());
+            let driver = model.driver.clone();
+            let config = model.config.clone();
+            let model = driver.model.clone();
+            let series = driver.series.clone();
             Arc::new(StepModel { model, config, series, kind: Kind::Model(number, driver) })
         });
         let models = models.collect();
@@ -130,7 +132,7 @@ impl Counting {
         self.steps.requests.lock().unwrap()[self.number].answered = true;
     }
 
-    fn ended(&mut self, answer: &Answer) {
+    fn ended(&mut self, answer: &InferResult) {
         self.ended = true;
         let counted = &mut self.steps.counted.lock().unwrap()[self.model];
         match answer {
@@ -192,7 +194,7 @@ impl Members for Steps {
         false
     }
 
-    async fn infer(self: &Arc<Self>, member: &Arc<StepModel>, mut request: Box<InferRequest>) -> Answer {
+    async fn infer(self: &Arc<Self>, member: &Arc<StepModel>, mut request: Box<InferRequest>) -> InferResult {
         let checked = member.config.check(&mut request)?;
         let (mut counting, driver) = self.begin(member, &mut request);
         let answer = driver.infer(request, checked).await;

@@ -198,7 +198,8 @@ impl<L> Worker<L> {
     /// Returns the next response of the first batch, to a request that `choice` selects; with `fails`, an error that ends it.
     pub(super) fn next_step(&mut self, (choice, fails): (u64, bool), now: Instant) -> Step {
         let batch = self.batches.front().expect("a batch");
-        let (number, row) = (batch.batch, batch.flags);
+        let number = batch.batch;
+        let row = batch.flags;
         let cancelled: Vec<bool> = (0..self.streams.len()).map(|position| self.is_cancelled(row, position)).collect();
         for (stream, cancelled) in self.streams.iter_mut().zip(cancelled) {
             stream.ended |= cancelled;
@@ -230,7 +231,8 @@ impl<L> Worker<L> {
         let outputs = if has_data { vec![self.output(&answers, vec![rows as i64, 1])] } else { Vec::new() };
         let Done { stamps, .. } = done(batch, now);
         let error = fails.then(|| wire_error("this request fails"));
-        let (request, empty) = (u32::try_from(at).unwrap(), !has_data && !fails);
+        let request = u32::try_from(at).unwrap();
+        let empty = !has_data && !fails;
         Response { batch, request, outputs, parameters: Vec::new(), error, last, empty, stamps }
     }
 
@@ -288,7 +290,8 @@ impl<L> Worker<L> {
         let block = self.arena.allocate((answers.len() * ELEMENT) as u64).expect("room for outputs");
         let bytes: Vec<u8> = answers.iter().flat_map(|value| value.to_le_bytes()).collect();
         assert!(self.outputs.copy_in(usize::try_from(block.offset).unwrap(), &bytes));
-        let (offset, len) = (block.offset, bytes.len() as u64);
+        let offset = block.offset;
+        let len = bytes.len() as u64;
         self.lent.insert(offset, block);
         OutputBlock {
             output: 0,
@@ -316,7 +319,10 @@ fn wire_error(message: &str) -> WireError {
 
 fn done(batch: u64, now: Instant) -> Done {
     let stamps = ComputeStamps { start: now, input_end: now, output_start: now, end: now };
-    let (failed, outputs, parameters) = (Vec::new(), Vec::new(), Vec::new());
-    let (rescheduled, open) = (Vec::new(), Vec::new());
+    let failed = Vec::new();
+    let outputs = Vec::new();
+    let parameters = Vec::new();
+    let rescheduled = Vec::new();
+    let open = Vec::new();
     Done { batch, stamps, error: None, failed, outputs, parameters, rescheduled, open, held: false }
 }

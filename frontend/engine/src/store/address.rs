@@ -71,8 +71,8 @@ impl FromStr for Locations {
                 false => Ok(Self(vec![Location::Objects(text.parse()?)])),
             };
         }
-        let directories = text.split(':').filter(|part| !part.is_empty()).map(|part| Location::Directory(part.into()));
-        let directories: Vec<Location> = directories.collect();
+        let parts = text.split(':').filter(|part| !part.is_empty());
+        let directories: Vec<Location> = parts.map(|part| Location::Directory(part.into())).collect();
         if directories.is_empty() {
             return Err("a directory or the address of a store is needed".to_owned());
         }
@@ -123,8 +123,7 @@ fn endpoint(text: &str) -> Result<(Option<String>, String), String> {
         Some((host, port)) if port.parse::<u16>().is_ok_and(|port| port > 0) => host,
         _ => return Err(format!("'{authority}' is not an S3 endpoint: HOST:PORT is needed")),
     };
-    let allowed = |c: char| c.is_ascii_alphanumeric() || "-._[]:".contains(c);
-    if host.is_empty() || !host.chars().all(allowed) {
+    if host.is_empty() || !host.chars().all(|c| c.is_ascii_alphanumeric() || "-._[]:".contains(c)) {
         return Err(format!("'{authority}' is not an S3 endpoint: HOST:PORT is needed"));
     }
     Ok((Some(format!("{scheme}://{authority}")), rest.to_owned()))
@@ -133,8 +132,8 @@ fn endpoint(text: &str) -> Result<(Option<String>, String), String> {
 /// Checks the name of a bucket, a container or an account.
 fn named(what: &str, name: Option<&str>) -> Result<String, String> {
     let name = name.unwrap_or_default();
-    let allowed = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
-    if name.is_empty() || name.len() > 255 || !name.chars().all(allowed) || name.starts_with('.') {
+    let is_plain = name.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c));
+    if name.is_empty() || name.len() > 255 || !is_plain || name.starts_with('.') {
         let rule = "letters, digits, '-', '_' and '.' are allowed";
         return Err(format!("the address names no {what} ('{}'): {rule}", name.escape_debug()));
     }
@@ -143,10 +142,12 @@ fn named(what: &str, name: Option<&str>) -> Result<String, String> {
 
 /// Returns the prefix of keys, without empty names at the ends.
 fn prefix<'a>(parts: impl Iterator<Item = &'a str>) -> Result<String, String> {
-    let path = parts.collect::<Vec<_>>().join("/");
-    let path = path.trim_matches('/');
-    let bad = |part: &str| part.is_empty() || matches!(part, "." | "..") || part.chars().any(char::is_control);
-    match path.split('/').find(|part| bad(part)) {
+    let joined = parts.collect::<Vec<_>>().join("/");
+    let path = joined.trim_matches('/');
+    let invalid = path
+        .split('/')
+        .find(|part| part.is_empty() || matches!(*part, "." | "..") || part.chars().any(char::is_control));
+    match invalid {
         Some(part) if !path.is_empty() => Err(format!(
             "'{}' is not a valid name in a store path: expected a name without control characters, not '', '.' or '..'",
             part.escape_debug()

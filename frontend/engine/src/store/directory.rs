@@ -60,9 +60,12 @@ impl Store for Directory {
             let stamp = single.stamp();
             return Ok(vec![(single.name, stamp)]);
         }
-        // Errors of a model are reported when it is loaded.
-        let seen = |(name, path): (String, PathBuf)| (name, scan::stamp(&path).unwrap_or_default());
-        Ok(scan::directories(&self.path)?.into_iter().map(seen).collect())
+        let mut stamps = Vec::new();
+        for (name, path) in scan::directories(&self.path)? {
+            // Errors of a model are reported when it is loaded.
+            stamps.push((name, scan::stamp(&path).unwrap_or_default()));
+        }
+        Ok(stamps)
     }
 
     fn has(&self, model: &str) -> bool {
@@ -95,7 +98,7 @@ impl Store for Directory {
     }
 }
 
-/// Returns whether a model of a directory may have this name. A name may come from a client, also as that of a member of an
+/// Returns whether a model of a directory may have this name. A name may come from a client, also as the name of a member of an
 /// ensemble, and a path would lead out of the repository.
 fn is_name(model: &str) -> bool {
     !scan::is_hidden(model) && check_model_name(model).is_ok()
@@ -112,7 +115,8 @@ mod tests {
     fn no_name_leads_out_of_the_repository() {
         let folder = tempfile::tempdir().unwrap();
         let top = folder.path().canonicalize().unwrap();
-        let (inside, outside) = (top.join("models"), top.join("outside"));
+        let inside = top.join("models");
+        let outside = top.join("outside");
         for directory in [&inside, &outside] {
             fs::create_dir_all(directory.join("m/1")).unwrap();
             fs::write(directory.join("m/config.pbtxt"), "").unwrap();

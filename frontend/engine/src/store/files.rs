@@ -95,8 +95,9 @@ impl TemporaryDirectories {
         let Some(directory) = created.directory.clone() else { return Err(io::ErrorKind::NotFound.into()) };
         let path = directory.path().join(created.number.to_string());
         created.number += 1;
-        let created = DirBuilder::new().mode(0o700).create(&path);
-        created
+        DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
             .map_err(|error| io::Error::new(error.kind(), format!("cannot create '{}': {error}", path.display())))?;
         Ok((path, directory))
     }
@@ -113,7 +114,7 @@ impl TemporaryDirectories {
         created.directory.as_ref().is_some_and(|directory| Arc::strong_count(directory) > 1)
     }
 
-    /// Removes all files, even those in use, because the server exits.
+    /// Removes all files, also files in use, because the server exits.
     pub(crate) fn close(&self) {
         let mut created = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         created.closed = true;

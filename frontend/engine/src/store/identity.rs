@@ -30,7 +30,7 @@ impl Files {
 }
 
 /// Reads all files of the versions, except those of Python environments in directories, and follows symbolic links. The first version
-/// is the model itself, the others are those that its responses depend on. Blocks until all files are read.
+/// is the model itself, the others are versions that its responses depend on. Blocks until all files are read.
 ///
 /// # Errors
 /// A file or directory cannot be read.
@@ -45,21 +45,20 @@ fn one(Files { model, config, files }: &Files) -> io::Result<Identity> {
     let mut buffer = vec![0; 1 << 20];
     for (name, part) in parts(files)? {
         match part {
-            Part::Content(path) => {
-                let read = read(&path, &name, (&mut identifier, &mut buffer));
-                read.map_err(|error| scan::unreadable(&path, &error))?;
+            IdentityPart::Content(path) => {
+                read(&path, &name, &mut identifier, &mut buffer).map_err(|error| scan::unreadable(&path, &error))?;
             }
-            Part::Size(size) => {
-                let size = size.to_le_bytes();
-                identifier.file(&name, size.len() as u64);
-                identifier.bytes(&size);
+            IdentityPart::Size(size) => {
+                let bytes = size.to_le_bytes();
+                identifier.file(&name, bytes.len() as u64);
+                identifier.bytes(&bytes);
             }
         }
     }
     Ok(identifier.finish())
 }
 
-fn read(path: &Path, name: &[u8], (identifier, buffer): (&mut Identifier, &mut [u8])) -> io::Result<()> {
+fn read(path: &Path, name: &[u8], identifier: &mut Identifier, buffer: &mut [u8]) -> io::Result<()> {
     let mut file = File::open(path)?;
     identifier.file(name, file.metadata()?.len());
     loop {
@@ -73,14 +72,14 @@ fn read(path: &Path, name: &[u8], (identifier, buffer): (&mut Identifier, &mut [
 }
 
 /// What the identity contains of a file.
-enum Part {
+enum IdentityPart {
     Content(PathBuf),
     /// The size only: the file belongs to an environment, which may have gigabytes in tens of thousands of files.
     Size(u64),
 }
 
 /// Returns all parts by names that do not depend on where the files are.
-fn parts(files: &VersionFiles) -> io::Result<BTreeMap<Vec<u8>, Part>> {
+fn parts(files: &VersionFiles) -> io::Result<BTreeMap<Vec<u8>, IdentityPart>> {
     let mut listing = Listing { parts: BTreeMap::new(), hidden: false };
     for path in scan::shared(&files.model)? {
         listing.add(&path, child(b"model", &path), 1)?;
@@ -99,7 +98,7 @@ fn parts(files: &VersionFiles) -> io::Result<BTreeMap<Vec<u8>, Part>> {
 }
 
 struct Listing {
-    parts: BTreeMap<Vec<u8>, Part>,
+    parts: BTreeMap<Vec<u8>, IdentityPart>,
     /// Whether hidden files are added.
     hidden: bool,
 }
@@ -109,7 +108,7 @@ impl Listing {
     fn add(&mut self, path: &Path, name: Vec<u8>, depth: usize) -> io::Result<()> {
         let Some(kind) = metadata(path)?.filter(|_| self.hidden || !scan::is_ignored(path)) else { return Ok(()) };
         if kind.is_file() {
-            self.parts.insert(name, Part::Content(path.to_owned()));
+            self.parts.insert(name, IdentityPart::Content(path.to_owned()));
         } else if kind.is_dir() && scan::is_environment(path) {
             self.add_sizes(path, &name, depth)?;
         } else if kind.is_dir() {
@@ -124,11 +123,12 @@ impl Listing {
     /// environment.
     fn add_sizes(&mut self, directory: &Path, name: &[u8], depth: usize) -> io::Result<()> {
         for path in entries(directory, depth)? {
-            let (name, kind) = (child(name, &path), path.symlink_metadata()?);
+            let name = child(name, &path);
+            let kind = path.symlink_metadata()?;
             if kind.is_dir() {
                 self.add_sizes(&path, &name, depth + 1)?;
             } else {
-                self.parts.insert([b"size of ", name.as_slice()].concat(), Part::Size(kind.len()));
+                self.parts.insert([b"size of ", name.as_slice()].concat(), IdentityPart::Size(kind.len()));
             }
         }
         Ok(())
@@ -137,7 +137,7 @@ impl Listing {
     /// Returns whether the content of a file was added.
     fn has(&self, path: &Path) -> bool {
         let Ok(path) = path.canonicalize() else { return false };
-        self.parts.values().any(|part| matches!(part, Part::Content(added) if *added == path))
+        self.parts.values().any(|part| matches!(part, IdentityPart::Content(added) if *added == path))
     }
 }
 

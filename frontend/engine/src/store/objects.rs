@@ -78,7 +78,7 @@ impl Debug for ObjectRepository {
 
 /// The reason why a model's objects cannot be fetched.
 enum Refused {
-    /// Its objects do not form a model's directory.
+    /// The objects do not form a model's directory.
     Model(String),
     /// The store cannot be read.
     Store(io::Error),
@@ -105,8 +105,8 @@ impl ObjectRepository {
     ) -> Result<Self, String> {
         let store = connect::connect(&address)?;
         let prefix = Key::parse(&address.prefix).map_err(|error| format!("'{address}' cannot be used: {error}"))?;
-        let files = Copies::new(copies, &address.to_string());
-        let files = files.map_err(|error| format!("'{address}' has no directory for copies: {error}"))?;
+        let copies = Copies::new(copies, &address.to_string())
+            .map_err(|error| format!("'{address}' has no directory for copies: {error}"))?;
         record::store_opened(&cache, &address.to_string());
         Ok(Self {
             cache,
@@ -114,7 +114,7 @@ impl ObjectRepository {
             address,
             prefix,
             store,
-            copies: Arc::new(files),
+            copies: Arc::new(copies),
             runtime: Handle::current(),
             requests: Semaphore::new(AT_ONCE),
             fetching: RwLock::default(),
@@ -142,20 +142,22 @@ impl ObjectRepository {
         let folder = self.folder(model)?;
         let _permit = self.requests.acquire().await;
         // One more than allowed, to detect the excess.
-        let found = self.store.list(Some(&folder)).take(MAX_OBJECTS + 1).try_collect::<Vec<ObjectMeta>>();
-        let found = within(MAX_LISTING, found).await.map_err(Refused::Store)?;
-        let mut found = found.map_err(|error| match &error {
-            Error::InvalidPath { .. } => Refused::Model(error_text::of(&error)),
-            _ => Refused::Store(self.failed(&folder, &error)),
-        })?;
+        let listing = self.store.list(Some(&folder)).take(MAX_OBJECTS + 1).try_collect::<Vec<ObjectMeta>>();
+        let mut found = match within(MAX_LISTING, listing).await.map_err(Refused::Store)? {
+            Ok(found) => found,
+            Err(error @ Error::InvalidPath { .. }) => return Err(Refused::Model(error_text::of(&error))),
+            Err(error) => return Err(Refused::Store(self.failed(&folder, &error))),
+        };
         if found.len() > MAX_OBJECTS {
             return Err(Refused::Model(format!("it has more than {MAX_OBJECTS} objects")));
         }
         found.sort_unstable_by(|one, other| one.location.cmp(&other.location));
         let start = folder.as_ref().len();
-        let below = |meta: &ObjectMeta| meta.location.as_ref().get(start..).unwrap_or_default().to_owned();
-        let keys: Vec<(String, u64)> = found.iter().map(|meta| (below(meta), meta.size)).collect();
-        let keys = keys.iter().map(|(key, size)| (key.strip_prefix('/').unwrap_or(key), *size));
+        let mut keys = Vec::with_capacity(found.len());
+        for meta in &found {
+            let below = meta.location.as_ref().get(start..).unwrap_or_default();
+            keys.push((below.strip_prefix('/').unwrap_or(below), meta.size));
+        }
         let tree = keys::tree(keys).map_err(Refused::Model)?;
         Ok((found.into_iter().map(Object::new).collect(), tree))
     }
@@ -201,7 +203,7 @@ impl ObjectRepository {
     /// Returns the same with a listing for each model.
     async fn looked_at_each(&self) -> io::Result<Vec<(String, Stamp)>> {
         let names = self.names().await?;
-        let stamps = stream::iter(names).map(|name| async move {
+        let stamping = stream::iter(names).map(|name| async move {
             match self.listed(&name).await {
                 Ok((objects, _)) => Ok(self.stamped(name, &objects.into_iter().map(|object| object.content).collect())),
                 // Reported when the model is loaded.
@@ -209,7 +211,7 @@ impl ObjectRepository {
                 Err(Refused::Store(error)) => Err(error),
             }
         });
-        let mut stamps: Vec<(String, Stamp)> = stamps.buffer_unordered(AT_ONCE).try_collect().await?;
+        let mut stamps: Vec<(String, Stamp)> = stamping.buffer_unordered(AT_ONCE).try_collect().await?;
         stamps.sort_unstable();
         Ok(stamps)
     }
@@ -255,8 +257,9 @@ impl Store for ObjectRepository {
     }
 
     fn poll(&self) -> io::Result<Vec<(String, Stamp)>> {
-        let listed = || self.wait(async { within(MAX_LISTING_OF_ALL, self.list_stamps()).await? });
-        Ok(self.record_poll(self.availability.poll_or(listed)))
+        let polled =
+            self.availability.poll_or(|| self.wait(async { within(MAX_LISTING_OF_ALL, self.list_stamps()).await? }));
+        Ok(self.record_poll(polled))
     }
 
     fn has(&self, model: &str) -> bool {

@@ -29,7 +29,7 @@ impl Overrides {
     /// Writes the files, if there are any.
     ///
     /// # Errors
-    /// They cannot be written.
+    /// The files cannot be written.
     pub(crate) fn new(
         sent: Override,
         scope: LoadScope,

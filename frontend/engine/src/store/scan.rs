@@ -64,7 +64,7 @@ const LONGEST_FILE: u64 = 4 << 30;
 /// Reads a text file.
 ///
 /// # Errors
-/// It cannot be read, is not a regular file, is too long, or is not UTF-8.
+/// The file cannot be read, is not a regular file, is too long, or is not UTF-8.
 pub(crate) fn read_text(path: &Path) -> io::Result<String> {
     let bytes = read_at_most(path, LONGEST_TEXT)?;
     String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
@@ -73,7 +73,7 @@ pub(crate) fn read_text(path: &Path) -> io::Result<String> {
 /// Reads a file with the elements of a tensor.
 ///
 /// # Errors
-/// It cannot be read, is not a regular file, or is too long.
+/// The file cannot be read, is not a regular file, or is too long.
 pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
     read_at_most(path, LONGEST_FILE)
 }
@@ -108,7 +108,7 @@ pub(crate) struct VersionFiles {
 }
 
 impl VersionFiles {
-    /// Returns the fingerprint of the files. Not comparable with that of another path of an environment or backend.
+    /// Returns the fingerprint of the files. Not comparable with the fingerprint for another path of an environment or backend.
     ///
     /// # Errors
     /// A directory cannot be read.
@@ -125,7 +125,7 @@ impl VersionFiles {
     }
 }
 
-/// The files of a version and their fingerprint when its load began. The paths of the directories are those that its workers read,
+/// The files of a version and their fingerprint when its load began. The paths of the directories are the paths that its workers read,
 /// also when they start again: without links.
 #[derive(Debug)]
 pub(crate) struct LoadedFiles {
@@ -167,16 +167,17 @@ pub(crate) fn shared_stamp(model: &Path) -> io::Result<Stamp> {
 }
 
 /// Returns the files and directories that all versions of a model share, such as label files and warm-up data. Excludes
-/// configurations, whose parsed contents are compared instead. The caller excludes those of [`is_ignored`].
+/// configurations, whose parsed contents are compared instead. The caller excludes the files of [`is_ignored`].
 ///
 /// # Errors
 /// The model's directory cannot be read.
 pub(crate) fn shared(model: &Path) -> io::Result<Vec<PathBuf>> {
-    let is_shared = |path: &PathBuf| {
+    let mut shared = entries(model)?;
+    shared.retain(|path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         name != CONFIG && name != CONFIGS && parse_version_directory(&name).is_none()
-    };
-    Ok(entries(model)?.into_iter().filter(is_shared).collect())
+    });
+    Ok(shared)
 }
 
 fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
@@ -185,11 +186,11 @@ fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
 
 /// Returns the fingerprint of single files.
 pub(crate) fn stamp_of(files: &[PathBuf]) -> Stamp {
-    let known = |path: &PathBuf| {
+    let known = files.iter().map(|path| {
         let metadata = fs::metadata(path).ok()?;
         Some((path.clone(), metadata.len(), metadata.mtime(), metadata.mtime_nsec()))
-    };
-    Stamp::of(&files.iter().map(known).collect::<Vec<_>>())
+    });
+    Stamp::of(&known.collect::<Vec<_>>())
 }
 
 fn stamp_below(entries: &[PathBuf]) -> io::Result<Stamp> {

@@ -43,9 +43,11 @@ impl Single {
     pub(super) fn find(place: &Path, name: Option<&str>) -> io::Result<Option<Self>> {
         let files = if place.is_file() { Some(one_file(place)?) } else { whole_directory(place)? };
         let Some(files) = files else { return Ok(None) };
-        let directory = if place.is_file() { place.parent().unwrap_or(place) } else { place };
-        let own = || scan::read_text(&directory.join(CONFIG)).ok().and_then(|text| name_in(&text));
-        let chosen = name.map(str::to_owned).or_else(|| if place.is_file() { None } else { own() });
+        let chosen = match name {
+            Some(name) => Some(name.to_owned()),
+            None if place.is_file() => None,
+            None => scan::read_text(&place.join(CONFIG)).ok().and_then(|text| name_in(&text)),
+        };
         let name = chosen.unwrap_or_else(|| name_of(place));
         Ok(Some(Self { name, place: place.to_owned(), files }))
     }
@@ -90,9 +92,8 @@ impl Single {
 /// Returns whether a model has this beside the directories of its versions: the configuration and what it names, which are files of
 /// class labels, the data of warm-up requests and initial states.
 fn is_beside_versions(name: &OsStr, target: &Path) -> bool {
-    let is_model_file = || name.to_str().is_some_and(|name| default_model_file(name).is_some());
     match target.is_file() {
-        true => version(name).is_none() && !is_model_file(),
+        true => version(name).is_none() && name.to_str().and_then(default_model_file).is_none(),
         false => name == "warmup" || name == "initial_state",
     }
 }
@@ -115,13 +116,14 @@ fn whole_directory(place: &Path) -> io::Result<Option<Files>> {
     let directories: Vec<_> = entries.iter().filter(|(_, path)| path.is_dir()).collect();
     let has_config = entries.iter().any(|(name, path)| name == CONFIG && path.is_file());
     let mut versions = directories.iter().filter(|(name, _)| version(name).is_some());
-    let has_file = |path: &Path| names(path).iter().any(|name| default_model_file(name).is_some());
-    if versions.clone().next().is_some() && has_config || versions.any(|(_, path)| has_file(path)) {
+    if versions.clone().next().is_some() && has_config
+        || versions.any(|(_, path)| names(path).iter().any(|name| default_model_file(name).is_some()))
+    {
         return Ok(Some(Files::Versions));
     }
     let files = entries.iter().filter(|(_, path)| path.is_file() || is_onnx_directory(path));
-    let files: Vec<&str> = files.filter_map(|(name, _)| name.to_str()).collect();
-    let usual = usual_name(&files).map(|(file, usual)| (file.to_owned(), usual));
+    let file_names: Vec<&str> = files.filter_map(|(name, _)| name.to_str()).collect();
+    let usual = usual_name(&file_names).map(|(file, usual)| (file.to_owned(), usual));
     if usual.is_none() && !has_config {
         return Ok(None);
     }

@@ -2,21 +2,22 @@
 
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::task::Poll;
 use std::time::Duration;
 
 use pharos::id::InstanceId;
 use pharos::metrics::labels::InstanceState;
+use pharos::metrics::record;
+use pharos::metrics::series::ModelSeries;
 use pharos::timeline::Instant;
 use pharos::wire::Loaded;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-use super::handle::{GIVEN_UP, Handle, Stop};
-use super::outage::{Loss, Outage};
-use super::{Health, Instance, Plan};
+use super::health::{Health, Loss, Outage};
+use super::{Instance, Plan};
 use crate::scheduler::Driver;
 use crate::scheduler::placement::Placement;
 use crate::wire::SharedLink;
@@ -32,6 +33,92 @@ const LONGEST_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The longest time for which a change waits for instances that it has removed and that still execute requests. As a rule, batches
 /// end before; a stream of responses may last longer.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
+
+/// The state of an instance that is no longer restarted.
+const GIVEN_UP: Option<InstanceState> = Some(InstanceState::Failed);
+
+/// How an instance is to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Stop {
+    No,
+    /// The instance finishes its work. If it is lost, or not ready, it is stopped instead of restarted.
+    Close,
+    /// The worker may finish its work for a limited time.
+    Drain,
+    /// The worker is killed.
+    Now,
+}
+
+/// What the version of a model holds of one of its instances: its numbers, and the signal that ends it.
+struct Handle {
+    id: InstanceId,
+    /// Whether it is retired and only finishes its work.
+    closing: AtomicBool,
+    health: Arc<Health>,
+    /// Bytes by which loading has grown its process.
+    memory: AtomicU64,
+    /// Bytes of its arenas that are registered with its GPU driver.
+    pinned: AtomicU64,
+    /// The stop signal; dropping it stops the instance too. Closed at the end of the instance's task.
+    stop: watch::Sender<Stop>,
+    series: Arc<ModelSeries>,
+}
+
+impl Handle {
+    fn new(id: InstanceId, health: Arc<Health>, series: Arc<ModelSeries>, stop: watch::Sender<Stop>) -> Self {
+        let closing = AtomicBool::new(false);
+        let memory = AtomicU64::new(0);
+        let pinned = AtomicU64::new(0);
+        Self { id, closing, health, memory, pinned, stop, series }
+    }
+
+    fn placement(&self) -> Arc<Placement> {
+        self.health.placement()
+    }
+
+    fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Relaxed)
+    }
+
+    /// Returns the id of its process, if it has one.
+    fn pid(&self) -> Option<u32> {
+        let pid = self.health.pid.load(Ordering::Relaxed);
+        (pid != 0).then_some(pid)
+    }
+
+    /// Lets the instance only finish its work. [`Handle::stop`] follows.
+    fn close(&self) {
+        self.closing.store(true, Ordering::Relaxed);
+        self.raise(Stop::Close);
+    }
+
+    fn ask_to_stop(&self) {
+        self.raise(Stop::Drain);
+    }
+
+    /// Kills the worker.
+    fn kill(&self) {
+        self.raise(Stop::Now);
+    }
+
+    /// Ends the worker and waits until its process is gone. Any number of callers may wait.
+    async fn stop(&self) {
+        self.ask_to_stop();
+        self.stop.closed().await;
+        if self.health.state() == GIVEN_UP && self.health.reported.take().is_some() {
+            // Until now it counted as failed.
+            record::instance_state(&self.series, GIVEN_UP, None);
+        }
+    }
+
+    fn raise(&self, to: Stop) {
+        self.stop.send_if_modified(|stop| {
+            let raised = *stop < to;
+            *stop = to.max(*stop);
+            raised
+        });
+    }
+}
 
 /// The health of all instances of a version, shared with each of them.
 #[derive(Clone, Default)]
@@ -77,9 +164,6 @@ struct Differences {
 /// What a starting instance reports once: loaded, or the reason of the failure.
 type Outcome = Result<Loaded, String>;
 
-/// A starting instance and its outcome.
-type Starting = (Arc<Handle>, oneshot::Receiver<Outcome>);
-
 /// Instances that are being removed. They end in the background, after their requests and sequences.
 #[derive(Default)]
 pub(crate) struct Ending {
@@ -105,13 +189,13 @@ impl Ending {
     /// Waits until the instances have executed their requests and ended, as Triton does, but no longer than [`LONGEST_WAIT`], and not
     /// for those with sequences, which clients may keep open for long. Returns whether the awaited ones have ended.
     pub(crate) async fn wait(self) -> bool {
-        let ends = async move {
+        let ended = clock::timeout(LONGEST_WAIT, async move {
             for ended in self.awaited {
                 // The sender is dropped at the end.
                 let _ = ended.await;
             }
-        };
-        clock::timeout(LONGEST_WAIT, ends).await.is_some()
+        });
+        ended.await.is_some()
     }
 }
 
@@ -166,18 +250,18 @@ impl Instances {
     fn differences(&self, placements: &[Placement]) -> Differences {
         let mut gone = self.handles();
         gone.retain(|handle| !handle.is_closing());
-        let (mut new, mut kept) = (placements.to_vec(), Vec::new());
+        let mut new = placements.to_vec();
+        let mut kept = Vec::new();
         let same: fn(&Placement, &Placement) -> bool = Placement::eq;
         for fits in [same, Placement::is_like] {
-            let stays = |handle: &Arc<Handle>, placement: &Placement| {
-                handle.health.state() != GIVEN_UP && fits(&handle.placement(), placement)
-            };
-            new.retain(|placement| match gone.iter().position(|handle| stays(handle, placement)) {
-                Some(position) => {
+            new.retain(|placement| {
+                let staying = gone
+                    .iter()
+                    .position(|handle| handle.health.state() != GIVEN_UP && fits(&handle.placement(), placement));
+                if let Some(position) = staying {
                     kept.push((gone.remove(position), placement.clone()));
-                    false
                 }
-                None => true,
+                staying.is_none()
             });
         }
         Differences { new, kept, gone }
@@ -193,14 +277,15 @@ impl Instances {
         let numbered: Vec<_> = (first..).map(InstanceId).zip(placements).collect();
         let reserved = plan.descriptors.reserve(&driver.model.name, placements.len())?;
         driver.admit(&numbered)?;
-        let begin = |(one, reserved)| self.begin((plan, reserved), one, driver);
-        let starting: Vec<Starting> = numbered.into_iter().zip(reserved).map(begin).collect();
         let mut handles = Vec::new();
         let mut outcomes = Vec::new();
-        for (handle, outcome) in starting {
-            self.instance_health.change(|all| all.push(handle.health.clone()));
+        for ((id, placement), reserved) in numbered.into_iter().zip(reserved) {
+            let (handle, outcome) = self.begin(plan, id, placement, reserved, driver);
             handles.push(handle);
             outcomes.push(outcome);
+        }
+        for handle in &handles {
+            self.instance_health.change(|all| all.push(handle.health.clone()));
         }
         self.all().extend(handles.iter().cloned());
         match loaded(outcomes).await {
@@ -221,10 +306,12 @@ impl Instances {
     /// Starts the task of one instance.
     fn begin(
         &self,
-        (plan, reserved): (&Arc<Plan>, Reserved),
-        (id, placement): (InstanceId, &Placement),
+        plan: &Arc<Plan>,
+        id: InstanceId,
+        placement: &Placement,
+        reserved: Reserved,
         driver: &Arc<Driver>,
-    ) -> Starting {
+    ) -> (Arc<Handle>, oneshot::Receiver<Outcome>) {
         let health = Arc::new(Health::new(placement));
         let (outcome, started) = oneshot::channel();
         let (stop, stopped) = watch::channel(Stop::No);
@@ -268,32 +355,38 @@ impl Instances {
 
     /// Sorts the instances in the order of the placements.
     fn sort(&self, placements: &[Placement]) {
-        let place = |handle: &Arc<Handle>| {
+        self.all().sort_by_cached_key(|handle| {
             let own = handle.placement();
             placements.iter().position(|placement| !handle.is_closing() && *placement == *own).unwrap_or(usize::MAX)
-        };
-        self.all().sort_by_cached_key(place);
+        });
     }
 
     /// Returns the bytes by which loading has grown the processes together, and the bytes that they have registered with their
     /// GPU drivers. Without instances that are being removed.
     pub(crate) fn memory(&self) -> (u64, u64) {
-        let of = |handle: &Arc<Handle>| [&handle.memory, &handle.pinned].map(|bytes| bytes.load(Ordering::Relaxed));
-        let all = self.all();
-        all.iter()
-            .filter(|handle| !handle.is_closing())
-            .map(of)
-            .fold((0, 0), |sum, [memory, pinned]| (sum.0 + memory, sum.1 + pinned))
+        let mut memory = 0;
+        let mut pinned = 0;
+        for handle in self.all().iter().filter(|handle| !handle.is_closing()) {
+            memory += handle.memory.load(Ordering::Relaxed);
+            pinned += handle.pinned.load(Ordering::Relaxed);
+        }
+        (memory, pinned)
     }
 
     /// Returns the status of each instance.
     pub(crate) fn states(&self) -> Vec<InstanceStatus> {
-        let doing = |handle: &Arc<Handle>| {
+        let all = self.all();
+        let states = all.iter().map(|handle| {
             let placement = handle.placement();
-            let (name, gpu) = (placement.name.clone(), placement.device.as_ref().map(|device| device.number));
-            InstanceStatus { id: handle.id, name, state: handle.health.state(), pid: handle.pid(), gpu }
-        };
-        self.all().iter().map(doing).collect()
+            InstanceStatus {
+                id: handle.id,
+                name: placement.name.clone(),
+                state: handle.health.state(),
+                pid: handle.pid(),
+                gpu: placement.device.as_ref().map(|device| device.number),
+            }
+        });
+        states.collect()
     }
 
     /// Returns whether an instance is no longer restarted.
@@ -317,8 +410,10 @@ impl Instances {
     /// or start for the first time.
     pub(crate) fn outage(&self) -> Option<String> {
         let all = self.all();
-        let active = all.iter().filter(|handle| !handle.health.passive && !handle.is_closing());
-        let active: Vec<&Health> = active.map(|handle| &*handle.health).collect();
+        let mut active: Vec<&Health> = Vec::new();
+        for handle in all.iter().filter(|handle| !handle.health.passive && !handle.is_closing()) {
+            active.push(&handle.health);
+        }
         let losses: Vec<Loss> = active.iter().filter_map(|health| health.loss()).collect();
         let running = active.iter().filter(|health| health.ready.load(Ordering::Relaxed)).count();
         let outage = Outage { running, total: active.len(), losses, now: clock::now() };
@@ -340,7 +435,7 @@ impl Instances {
         self.all().iter().map(|handle| (handle.placement().name.clone(), handle.pid())).collect()
     }
 
-    /// Returns the ids of the processes, without those of instances that are being removed.
+    /// Returns the ids of the processes of instances that are not being removed.
     pub(crate) fn pids(&self) -> Vec<u32> {
         self.all().iter().filter(|handle| !handle.is_closing()).filter_map(|handle| handle.pid()).collect()
     }

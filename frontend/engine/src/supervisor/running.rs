@@ -39,7 +39,7 @@ pub(super) struct Running {
     pub(super) killed: bool,
     /// Whether the process has ended; its last frames may not be read yet.
     pub(super) has_ended: bool,
-    /// Its share of a GPU.
+    /// The share of a GPU that the process uses.
     pub(super) device_share: Option<DeviceShare>,
 }
 
@@ -62,12 +62,15 @@ pub(crate) struct WarmUpBatch {
 impl WarmUpBatch {
     /// Returns the batch with the current time in its stamps.
     pub(super) fn parts(&self, now: Instant) -> Vec<Arc<Part>> {
-        let part = |(request, checked): &(InferRequest, Checked)| {
+        let mut parts = Vec::with_capacity(self.parts.len());
+        for (request, checked) in &self.parts {
             let mut request = request.clone();
-            (request.timeline.received, request.timeline.request_start, request.timeline.queue_start) = (now, now, now);
-            Arc::new(Part { request, checked: *checked, padding: false })
-        };
-        self.parts.iter().map(part).collect()
+            request.timeline.received = now;
+            request.timeline.request_start = now;
+            request.timeline.queue_start = now;
+            parts.push(Arc::new(Part { request, checked: *checked, padding: false }));
+        }
+        parts
     }
 }
 

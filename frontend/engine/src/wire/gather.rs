@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use pharos::arena::Block;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{CorrelationId, InferInput, InferRequest};
-use pharos::model::{Checked, ControlValues, ModelConfig, Scheduling, TensorSpec, envelope};
+use pharos::model::{Checked, ControlValues, ModelConfig, Scheduling, envelope};
 use pharos::request_trace::Traced;
 use pharos::tensor::{DataType, element_count};
 use pharos::wire::{BatchRequest, Details, Execute, InputBlock, Piece, Placement, Resumed, SequenceStep, ToWorker};
@@ -56,10 +56,11 @@ impl Link {
         self.regions.announce(parts)?;
         let steps = steps(config, to_send);
         let mut gathered = Gathered::default();
-        let all = self.gather_given(config, parts, &mut gathered);
-        let all = all.and_then(|()| self.gather_made(config, parts, &mut gathered));
-        let all = all.and_then(|()| self.gather_controls(config, (to_send, &steps), &mut gathered));
-        if let Err(error) = all {
+        let result = self
+            .gather_given(config, parts, &mut gathered)
+            .and_then(|()| self.gather_made(config, parts, &mut gathered))
+            .and_then(|()| self.gather_controls(config, to_send, &steps, &mut gathered));
+        if let Err(error) = result {
             self.arenas.inputs.release(&gathered.blocks);
             return Err(error);
         }
@@ -67,17 +68,29 @@ impl Link {
         self.lend(batch, blocks);
         let details = self.details.load(Ordering::Relaxed);
         let released = self.arenas.outputs.take_released();
-        let step = |position: usize| steps.get(position).copied().flatten();
-        let requests = parts.iter().enumerate().map(|(position, part)| {
+        let mut requests = Vec::with_capacity(parts.len());
+        for (position, part) in parts.iter().enumerate() {
             let given = to_send.steps.get(position).copied().flatten();
-            let details = details.then(|| Box::new(details_of(config, part, given)));
-            BatchRequest { details, ..describe(part, step(position)) }
+            requests.push(BatchRequest {
+                id: part.request.id.clone(),
+                rows: rows(part),
+                parameters: part.request.parameters.clone(),
+                sequence: steps.get(position).copied().flatten(),
+                details: details.then(|| Box::new(details_of(config, part, given))),
+            });
+        }
+        let (placements, elements) = placements(config, parts);
+        let frame = ToWorker::Execute(Execute {
+            batch,
+            requests,
+            inputs,
+            outputs: requested_outputs(config, parts),
+            released,
+            flags,
+            placements,
+            elements,
+            resumed: resumed.clone(),
         });
-        let requests = requests.collect();
-        let outputs = requested_outputs(config, parts);
-        let ((placements, elements), resumed) = (placements(config, parts), resumed.clone());
-        let execute = Execute { batch, requests, inputs, outputs, released, flags, placements, elements, resumed };
-        let frame = ToWorker::Execute(execute);
         if self.send(&frame) {
             return Ok(());
         }
@@ -125,7 +138,8 @@ impl Link {
     ) -> Result<(), InferError> {
         let mut pieces = Vec::new();
         for (request, InferInput { tensor, .. }) in (0..).zip(inputs) {
-            let (len, elements) = (tensor.data.len() as u64, element_count(&tensor.shape).unwrap_or(u64::MAX));
+            let len = tensor.data.len() as u64;
+            let elements = element_count(&tensor.shape).unwrap_or(u64::MAX);
             let (region, offset) = match tensor.data.region() {
                 // A region is always resolved at this point; the fallback is an id that no region has.
                 Some(slice) => (slice.region().map_or(u64::MAX, |region| region.id), slice.offset),
@@ -165,7 +179,8 @@ impl Link {
     fn gather_controls(
         &self,
         config: &ModelConfig,
-        (to_send, steps): (&ToSend<'_>, &[Option<SequenceStep>]),
+        to_send: &ToSend<'_>,
+        steps: &[Option<SequenceStep>],
         gathered: &mut Gathered,
     ) -> Result<(), InferError> {
         let parts = to_send.parts;
@@ -263,22 +278,21 @@ fn rows(part: &Part) -> u32 {
     u32::try_from(part.checked.batch_size).unwrap_or(u32::MAX)
 }
 
-fn describe(part: &Part, sequence: Option<SequenceStep>) -> BatchRequest {
-    let (id, parameters) = (part.request.id.clone(), part.request.parameters.clone());
-    BatchRequest { id, rows: rows(part), parameters, sequence, details: None }
-}
-
 /// Returns details that only some backends use. A sequence that the server has started has no id except its key, and its first step
 /// the START flag, as in Triton. With an envelope, the backend sees what the client has sent.
 fn details_of(config: &ModelConfig, part: &Part, step: Option<SequenceStep>) -> Details {
     let request = &part.request;
-    let step = step.filter(|_| config.backend != envelope::BACKEND);
-    let started = step.filter(|_| request.correlation_id.is_none());
-    let position = |name: &str| config.outputs.iter().position(|output| output.name == name);
-    let outputs = request.outputs.iter().filter_map(|output| u16::try_from(position(&output.name)?).ok());
+    let visible_step = step.filter(|_| config.backend != envelope::BACKEND);
+    let outputs = request.outputs.iter().filter_map(|wanted| {
+        let position = config.outputs.iter().position(|output| output.name == wanted.name)?;
+        u16::try_from(position).ok()
+    });
     Details {
-        correlation: started.map_or_else(|| request.correlation_id.clone(), |step| CorrelationId::Uint(step.key)),
-        start: step.map_or(request.sequence_start, |step| step.start),
+        correlation: match visible_step {
+            Some(step) if request.correlation_id.is_none() => CorrelationId::Uint(step.key),
+            _ => request.correlation_id.clone(),
+        },
+        start: visible_step.map_or(request.sequence_start, |step| step.start),
         end: request.sequence_end,
         priority: request.priority,
         timeout_us: request.timeout_us,
@@ -292,26 +306,33 @@ fn details_of(config: &ModelConfig, part: &Part, step: Option<SequenceStep>) -> 
 
 /// Returns the shapes of a request's inputs that may be ragged, as the model sees them.
 fn ragged(config: &ModelConfig, request: &InferRequest) -> Vec<(u16, Vec<i64>)> {
-    let inputs = (0..).zip(&config.inputs).filter(|(_, spec)| config.batches() && spec.allow_ragged_batch);
-    let shape = |(position, spec): (u16, &TensorSpec)| {
-        let input = request.inputs.get(index_of(request, &spec.name)?)?;
-        Some((position, spec.backend_shape(&input.tensor.shape, true)))
-    };
-    inputs.filter_map(shape).collect()
+    let mut shapes = Vec::new();
+    for (position, spec) in (0..).zip(&config.inputs) {
+        if config.batches()
+            && spec.allow_ragged_batch
+            && let Some(input) = request.inputs.iter().find(|input| input.name == spec.name)
+        {
+            shapes.push((position, spec.backend_shape(&input.tensor.shape, true)));
+        }
+    }
+    shapes
 }
 
 /// Returns the steps of a batch's requests; empty for a model without sequences.
 fn steps<'a>(config: &ModelConfig, to_send: &ToSend<'a>) -> std::borrow::Cow<'a, [Option<SequenceStep>]> {
-    let whole = |number: u64| Some(SequenceStep { key: u64::MAX - number, start: true, end: true });
     match config.scheduling {
-        Scheduling::Sequence(_) if to_send.steps.is_empty() => (0..to_send.parts.len() as u64).map(whole).collect(),
+        Scheduling::Sequence(_) if to_send.steps.is_empty() => {
+            let keys = (0..to_send.parts.len() as u64).map(|number| u64::MAX - number);
+            keys.map(|key| Some(SequenceStep { key, start: true, end: true })).collect()
+        }
         _ => to_send.steps.into(),
     }
 }
 
 /// Returns the outputs that go into client memory and, for outputs not split by rows, the number of elements of each request.
 fn placements(config: &ModelConfig, parts: &[Arc<Part>]) -> (Vec<Placement>, Vec<(u16, Vec<u64>)>) {
-    let (mut placements, mut elements) = (Vec::new(), Vec::<(u16, Vec<u64>)>::new());
+    let mut placements = Vec::new();
+    let mut elements = Vec::<(u16, Vec<u64>)>::new();
     for (request, part) in (0..).zip(parts) {
         for wanted in &part.request.outputs {
             let Some((slice, region)) = wanted.region.as_ref().and_then(|slice| Some((slice, slice.region()?))) else {
@@ -324,11 +345,11 @@ fn placements(config: &ModelConfig, parts: &[Arc<Part>]) -> (Vec<Placement>, Vec
                 continue;
             };
             if elements.iter().all(|(known, _)| *known != output) {
-                let count = |part: &Arc<Part>| {
+                let counts = parts.iter().map(|part| {
                     let input = part.request.inputs.iter().find(|input| input.name == source.name);
                     input.and_then(|input| element_count(&input.tensor.shape)).unwrap_or(0)
-                };
-                elements.push((output, parts.iter().map(count).collect()));
+                });
+                elements.push((output, counts.collect()));
             }
         }
     }
@@ -340,7 +361,11 @@ fn requested_outputs(config: &ModelConfig, parts: &[Arc<Part>]) -> Vec<u16> {
     if parts.iter().any(|part| part.request.outputs.is_empty()) {
         return Vec::new();
     }
-    let requested = |name: &str| parts.iter().any(|part| part.request.outputs.iter().any(|output| output.name == name));
-    let outputs = config.outputs.iter().enumerate().filter(|(_, output)| requested(&output.name));
-    outputs.filter_map(|(position, _)| u16::try_from(position).ok()).collect()
+    let mut positions = Vec::new();
+    for (position, output) in (0..).zip(&config.outputs) {
+        if parts.iter().any(|part| part.request.outputs.iter().any(|wanted| wanted.name == output.name)) {
+            positions.push(position);
+        }
+    }
+    positions
 }

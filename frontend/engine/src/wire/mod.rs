@@ -5,7 +5,6 @@
 
 mod gather;
 mod leases;
-mod mismatch;
 mod readiness;
 mod regions;
 mod scatter;
@@ -28,8 +27,8 @@ use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use crate::memory::{Arenas, Lease};
+use crate::sample_ring::SampleRing;
 use pharos_os::event_loops::EventLoop;
-use pharos_telemetry::metrics::Ring;
 use readiness::Readiness;
 use regions::Regions;
 
@@ -45,7 +44,7 @@ pub(crate) struct Link {
     /// Serves the socket.
     pub(crate) event_loop: EventLoop,
     pub(crate) arenas: Arenas,
-    pub(crate) ring: Ring,
+    pub(crate) ring: SampleRing,
     regions: Regions,
     // Held only for encoding, a copy into the ring and one non-blocking wake-up.
     outbox: Mutex<Outbox>,
@@ -76,7 +75,7 @@ pub(crate) struct LinkParts {
     pub(crate) regions: OwnedFd,
     pub(crate) arenas: Arenas,
     /// The ring of samples.
-    pub(crate) ring: Ring,
+    pub(crate) ring: SampleRing,
 }
 
 impl Link {

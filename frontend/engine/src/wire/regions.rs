@@ -45,8 +45,8 @@ impl Regions {
             return Ok(());
         }
         let mut known = lock(&self.known);
-        let is_missing = |id: u64| known.get(&id).is_none_or(|announced| announced.lost);
-        let mut new: Vec<&Arc<Region>> = used.filter(|region| is_missing(region.id)).collect();
+        let mut new: Vec<&Arc<Region>> =
+            used.filter(|region| known.get(&region.id).is_none_or(|announced| announced.lost)).collect();
         new.sort_unstable_by_key(|region| region.id);
         new.dedup_by_key(|region| region.id);
         for packet in new.chunks(MAX_REGIONS_PER_PACKET) {
@@ -67,8 +67,8 @@ impl Regions {
     }
 
     fn send(&self, regions: &[&Arc<Region>]) -> rustix::io::Result<()> {
-        let packet: Vec<RegionDescription> = regions.iter().map(|region| description(region)).collect();
-        let packet = encode(&packet);
+        let descriptions: Vec<RegionDescription> = regions.iter().map(|region| description(region)).collect();
+        let packet = encode(&descriptions);
         let files: Vec<BorrowedFd<'_>> = regions.iter().filter_map(|region| file(region)).collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_REGIONS_PER_PACKET))];
         let mut control = SendAncillaryBuffer::new(&mut space);

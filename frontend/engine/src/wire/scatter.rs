@@ -1,6 +1,7 @@
 //! Splits a batch's outputs into responses: views of the worker's output arena, without copies.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -9,12 +10,11 @@ use pharos::batch_split::{fixed_ends, text_ends};
 use pharos::data::Data;
 use pharos::error::InferError;
 use pharos::infer::{InferOutput, InferResponse};
-use pharos::model::ModelConfig;
+use pharos::model::{ModelConfig, TensorSpec};
 use pharos::region::Slice;
 use pharos::tensor::{DataType, Tensor, byte_size, element_count};
 use pharos::wire::OutputBlock;
 
-use super::mismatch::Mismatch;
 use super::{Link, Part};
 use crate::memory::overlap;
 
@@ -76,7 +76,7 @@ impl Shapes<'_> {
 
 /// Where the bytes of the requests end in an output.
 enum Ends {
-    /// All bytes are those of the only request.
+    /// All bytes belong to the only request.
     Whole(usize),
     /// One end for each request.
     Each(Vec<usize>),
@@ -109,16 +109,18 @@ impl Link {
         check_apart(config, parts.len(), blocks)?;
         // All blocks are taken before any is checked, so that all return to the worker even after an error.
         let taken: Vec<_> = blocks.iter().map(|block| (block, self.take(block))).collect();
-        let outputs =
-            taken.into_iter().map(|(block, data)| batch_output(config, &part_of(config, parts, block)?, block, data));
-        let mut outputs = outputs.collect::<Result<Vec<_>, _>>()?;
-        let mismatches = outputs.iter_mut().filter_map(|output| output.mismatch.take()).collect();
-        let response = |(index, part): (usize, &Arc<Part>)| response(config, version, part, (index, &outputs));
-        Ok(Scattered { responses: parts.iter().enumerate().map(response).collect(), mismatches })
+        let mut outputs = Vec::with_capacity(taken.len());
+        let mut mismatches = Vec::new();
+        for (block, data) in taken {
+            let mut output = batch_output(config, &part_of(config, parts, block)?, block, data)?;
+            mismatches.extend(output.mismatch.take());
+            outputs.push(output);
+        }
+        let responses =
+            parts.iter().enumerate().map(|(index, part)| response(config, version, part, index, &outputs)).collect();
+        Ok(Scattered { responses, mismatches })
     }
-}
 
-impl Link {
     /// Returns the bytes of an output; empty if it is in the client's memory.
     fn take(&self, block: &OutputBlock) -> Option<Bytes> {
         match block.loan {
@@ -139,10 +141,11 @@ fn part_of<'a>(
         return Ok(Cow::Borrowed(parts));
     }
     let ascend = block.requests.iter().zip(block.requests.iter().skip(1)).all(|(one, next)| one < next);
-    let chosen = block.requests.iter().map(|at| parts.get(usize::try_from(*at).ok()?).cloned());
-    let chosen: Option<Vec<_>> = if ascend { chosen.collect() } else { None };
-    chosen.map(Cow::Owned).ok_or_else(|| {
-        let (model, count) = (&config.name, parts.len());
+    let chosen: Option<Vec<_>> =
+        block.requests.iter().map(|at| parts.get(usize::try_from(*at).ok()?).cloned()).collect();
+    chosen.filter(|_| ascend).map(Cow::Owned).ok_or_else(|| {
+        let model = &config.name;
+        let count = parts.len();
         let text = format!("model '{model}' gave invalid outputs: one is for requests {:?} of {count}", block.requests);
         InferError::internal(text)
     })
@@ -173,11 +176,12 @@ fn batch_output<'a>(
     block: &'a OutputBlock,
     data: Option<Bytes>,
 ) -> Result<BatchOutput<'a>, InferError> {
-    let wrong = |text: String| InferError::internal(format!("model '{}' gave invalid outputs: {text}", config.name));
-    let data = data.ok_or_else(|| wrong(unavailable(block)))?;
-    let spec = config.outputs.get(usize::from(block.output));
-    let spec = spec.ok_or_else(|| wrong(format!("output {} does not exist", block.output)))?;
-    let wrong = |text: String| wrong(format!("output '{}' {text}", spec.name));
+    let invalid = |text: String| InferError::internal(format!("model '{}' gave invalid outputs: {text}", config.name));
+    let data = data.ok_or_else(|| invalid(unavailable(block)))?;
+    let Some(spec) = config.outputs.get(usize::from(block.output)) else {
+        return Err(invalid(format!("output {} does not exist", block.output)));
+    };
+    let wrong = |text: String| invalid(format!("output '{}' {text}", spec.name));
     let mut mismatch = None;
     if block.datatype != spec.datatype {
         let found = Mismatch::datatype(spec, block.datatype);
@@ -189,7 +193,7 @@ fn batch_output<'a>(
     let shape = spec.protocol_shape(&block.shape, config.batches());
     if config.scattered_by(&spec.name).is_none() {
         let rows = parts.iter().map(|part| part.checked.batch_size).sum();
-        if let Some(found) = Mismatch::rows(config, spec, (&shape, rows)) {
+        if let Some(found) = Mismatch::rows(config, spec, &shape, rows) {
             // An output for several requests must be split by rows.
             if config.strict_output_types || parts.len() != 1 {
                 return Err(wrong(found.to_string()));
@@ -198,9 +202,9 @@ fn batch_output<'a>(
         }
     }
     let output = match (block.in_client_memory, config.scattered_by(&spec.name)) {
-        (true, _) => placed(parts, (block, shape), &spec.name),
-        (false, Some(source)) => scattered(config, parts, (block, source), data),
-        (false, None) => cut_by_rows(config, parts, (block, shape), data),
+        (true, _) => placed(parts, block, shape, &spec.name),
+        (false, Some(source)) => scattered(config, parts, block, source, data),
+        (false, None) => cut_by_rows(config, parts, block, shape, data),
     };
     let Split { shapes, data, ends } = output.map_err(wrong)?;
     let &OutputBlock { datatype, in_client_memory, ref requests, .. } = block;
@@ -218,7 +222,8 @@ struct Split<'a> {
 fn cut_by_rows<'a>(
     config: &ModelConfig,
     parts: &[Arc<Part>],
-    (block, shape): (&OutputBlock, Cow<'a, [i64]>),
+    block: &OutputBlock,
+    shape: Cow<'a, [i64]>,
     data: Bytes,
 ) -> Result<Split<'a>, String> {
     // A single request gets all of it, whatever its shape.
@@ -244,7 +249,8 @@ fn cut_by_rows<'a>(
 /// Checks an output that is in the memory of the only client that it is for.
 fn placed<'a>(
     parts: &[Arc<Part>],
-    (block, shape): (&OutputBlock, Cow<'a, [i64]>),
+    block: &OutputBlock,
+    shape: Cow<'a, [i64]>,
     name: &str,
 ) -> Result<Split<'a>, String> {
     let region = parts.iter().filter_map(|part| region_of(part, name));
@@ -270,16 +276,18 @@ fn region_of<'a>(part: &'a Part, output: &str) -> Option<&'a Slice> {
 fn scattered(
     config: &ModelConfig,
     parts: &[Arc<Part>],
-    (block, source): (&OutputBlock, usize),
+    block: &OutputBlock,
+    source: usize,
     data: Bytes,
 ) -> Result<Split<'static>, String> {
     let source = config.inputs.get(source).map_or("", |spec| spec.name.as_str());
-    let shape = |part: &Arc<Part>| {
-        let input = part.request.inputs.iter().find(|input| input.name == source)?;
-        Some(input.tensor.shape.clone())
-    };
-    let shapes: Option<Vec<Vec<i64>>> = parts.iter().map(shape).collect();
-    let shapes = shapes.ok_or_else(|| format!("has the shape of input '{source}', which a request omits"))?;
+    let mut shapes = Vec::with_capacity(parts.len());
+    for part in parts {
+        let Some(input) = part.request.inputs.iter().find(|input| input.name == source) else {
+            return Err(format!("has the shape of input '{source}', which a request omits"));
+        };
+        shapes.push(input.tensor.shape.clone());
+    }
     let counts: Vec<u64> = shapes.iter().map(|shape| element_count(shape).unwrap_or(0)).collect();
     let elements: u64 = counts.iter().sum();
     if element_count(&block.shape) != Some(elements) {
@@ -303,28 +311,30 @@ fn response(
     config: &ModelConfig,
     version: u64,
     part: &Part,
-    (index, outputs): (usize, &[BatchOutput<'_>]),
+    index: usize,
+    outputs: &[BatchOutput<'_>],
 ) -> InferResponse {
-    let view = |output: &BatchOutput<'_>, index: usize| {
-        let range = output.ends.range(index);
-        let shape = output.shapes.of(index, part.checked.batch_size);
+    let asked = &part.request.outputs;
+    // In the order of the worker, as in Triton: neither the order of the request nor the order of the configuration matters.
+    let mut chosen: Vec<InferOutput> = Vec::with_capacity(asked.len());
+    for output in outputs {
+        if !asked.is_empty() && asked.iter().all(|wanted| wanted.name != output.name) {
+            continue;
+        }
+        let Some(place) = output.place(index) else { continue };
+        // Keep the first of several outputs with one name.
+        if chosen.iter().any(|earlier| earlier.name == output.name) {
+            continue;
+        }
+        let range = output.ends.range(place);
+        let shape = output.shapes.of(place, part.checked.batch_size);
         let data = match region_of(part, output.name) {
             Some(slice) => slice.first(range.len() as u64).into(),
             None if output.in_client_memory => Data::new(),
             None => output.data.slice(range).into(),
         };
-        InferOutput { name: output.name.to_owned(), tensor: Tensor { datatype: output.datatype, shape, data } }
-    };
-    let asked = &part.request.outputs;
-    let wanted = |name: &str| asked.is_empty() || asked.iter().any(|output| output.name == name);
-    // In the order of the worker, as in Triton: neither the order of the request nor that of the configuration matters.
-    let mut chosen: Vec<InferOutput> = Vec::with_capacity(asked.len());
-    for output in outputs.iter().filter(|output| wanted(output.name)) {
-        let Some(place) = output.place(index) else { continue };
-        // Keep the first of several outputs with one name.
-        if chosen.iter().all(|earlier| earlier.name != output.name) {
-            chosen.push(view(output, place));
-        }
+        let tensor = Tensor { datatype: output.datatype, shape, data };
+        chosen.push(InferOutput { name: output.name.to_owned(), tensor });
     }
     InferResponse {
         model_name: config.name.clone(),
@@ -333,6 +343,69 @@ fn response(
         parameters: Vec::new(),
         outputs: chosen,
         timeline: part.request.timeline,
+    }
+}
+
+/// A difference between an output and the model's configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Mismatch {
+    /// The output's name.
+    pub(crate) output: String,
+    what: MismatchKind,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum MismatchKind {
+    Datatype { configured: DataType, given: DataType },
+    Rows { shape: Vec<i64>, rows: u64 },
+}
+
+impl Mismatch {
+    /// Creates the mismatch of an output with another datatype.
+    fn datatype(spec: &TensorSpec, given: DataType) -> Self {
+        Self { output: spec.name.clone(), what: MismatchKind::Datatype { configured: spec.datatype, given } }
+    }
+
+    /// Checks that the first dimension of an output is the number of rows of its requests; `None` if it is, or the model does not
+    /// batch.
+    fn rows(config: &ModelConfig, spec: &TensorSpec, shape: &[i64], rows: u64) -> Option<Self> {
+        let fits = shape.first().and_then(|first| u64::try_from(*first).ok()) == Some(rows);
+        let mismatch = config.batches() && !fits;
+        mismatch.then(|| Self { output: spec.name.clone(), what: MismatchKind::Rows { shape: shape.to_vec(), rows } })
+    }
+
+    /// Returns the change that makes model and configuration agree.
+    pub(crate) fn fix(&self) -> String {
+        match &self.what {
+            MismatchKind::Datatype { configured, given } => {
+                format!(
+                    "return {configured} from the model, or set data_type: TYPE_{} in config.pbtxt",
+                    config_name(*given)
+                )
+            }
+            MismatchKind::Rows { rows, .. } => {
+                format!("return {rows} as the first dimension, or set max_batch_size: 0 in config.pbtxt")
+            }
+        }
+    }
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.what {
+            MismatchKind::Datatype { configured, given } => {
+                write!(f, "is {given}, but its configured datatype is {configured}")
+            }
+            MismatchKind::Rows { shape, rows } => write!(f, "has shape {shape:?} for a batch of {rows}"),
+        }
+    }
+}
+
+/// Returns the name of a datatype in a configuration, without `TYPE_`.
+fn config_name(datatype: DataType) -> String {
+    match datatype {
+        DataType::Bytes => "STRING".to_owned(),
+        other => other.to_string(),
     }
 }
 
@@ -378,7 +451,7 @@ mod tests {
         let made = |block, data| output(&config, &parts, block, data).unwrap();
         let blocks = [block(&[0, 2], &[2, 2], 0), block(&[1], &[1, 3], 64)];
         let outputs = [made(&blocks[0], &[1, 2, 3, 4]), made(&blocks[1], &[5, 6, 7])];
-        let answers = parts.iter().enumerate().map(|(at, part)| response(&config, 1, part, (at, &outputs)));
+        let answers = parts.iter().enumerate().map(|(at, part)| response(&config, 1, part, at, &outputs));
         let answers: Vec<_> = answers.map(|answer| (answer.id, answer.outputs[0].tensor.clone())).collect();
         let expected =
             [("a", vec![1, 2], vec![1u8, 2]), ("b", vec![1, 3], vec![5, 6, 7]), ("c", vec![1, 2], vec![3, 4])];
@@ -414,8 +487,12 @@ mod tests {
             .iter()
             .map(|&(output, requests, in_client_memory)| {
                 let rows = if requests.is_empty() { parts.len() } else { requests.len() };
-                let (requests, shape, len) = (requests.to_vec(), vec![rows as i64, 1], rows as u64);
-                let (datatype, offset, loan) = (DataType::Int8, 0, None);
+                let requests = requests.to_vec();
+                let shape = vec![rows as i64, 1];
+                let len = rows as u64;
+                let datatype = DataType::Int8;
+                let offset = 0;
+                let loan = None;
                 OutputBlock { output, requests, datatype, shape, offset, len, in_client_memory, loan }
             })
             .collect();
@@ -423,7 +500,7 @@ mod tests {
             |block: &OutputBlock| if block.in_client_memory { &[][..] } else { &[0; 4][..block.shape[0] as usize] };
         let outputs: Vec<_> = blocks.iter().map(|block| output(&config, &parts, block, data(block)).unwrap()).collect();
         let names = |(index, part): (usize, &Arc<Part>)| {
-            let answer = response(&config, 1, part, (index, &outputs));
+            let answer = response(&config, 1, part, index, &outputs);
             answer.outputs.into_iter().map(|output| output.name).collect::<String>()
         };
         parts.iter().enumerate().map(names).collect()
@@ -438,7 +515,8 @@ mod tests {
         assert_eq!(orders(&[&["A", "Z"]], &whole), ["ZA"]);
         assert_eq!(orders(&[&["B", "A", "Z"], &[], &["M"]], &whole), ["ZAB", "ZAMB", "M"]);
         // One reply for each request.
-        let (one, two) = (&[0][..], &[1][..]);
+        let one = &[0][..];
+        let two = &[1][..];
         let replies = [(3, one, false), (0, one, false), (0, two, false), (2, two, true), (3, two, false)];
         assert_eq!(orders(&[&[], &["Z", "M", "A"]], &replies), ["ZA", "AMZ"]);
         // Rows of one output in client memory and in the arena.
@@ -474,7 +552,7 @@ mod tests {
         let blocks = [block(&[1], 2, true), block(&[0, 2], 2, false)];
         let outputs = [made(&blocks[0], &[]), made(&blocks[1], &[1, 2, 3, 4])];
         let tensor = |at: usize| {
-            let answer = response(&config, 1, &parts[at], (at, &outputs));
+            let answer = response(&config, 1, &parts[at], at, &outputs);
             (answer.outputs[0].tensor.shape.clone(), answer.outputs[0].tensor.data.clone())
         };
         assert_eq!(tensor(0), (vec![1, 2], vec![1u8, 2].into()));

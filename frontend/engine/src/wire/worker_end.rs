@@ -12,8 +12,8 @@ use tokio::net::UnixStream;
 
 use super::{Link, LinkParts, SharedLink};
 use crate::memory;
+use crate::sample_ring::SampleRing;
 use pharos_os::event_loops::EventLoops;
-use pharos_telemetry::metrics::Ring;
 
 /// What a worker has of a link. The connection is open while this lives.
 pub(crate) struct WorkerEnd {
@@ -37,7 +37,7 @@ pub(crate) fn create() -> (Link, WorkerEnd) {
     ours.set_nonblocking(true).unwrap();
     let frames = ring::create().unwrap();
     let (arenas, inputs, outputs) = memory::create().unwrap();
-    let (ring, _, _) = Ring::create("m_0").unwrap();
+    let (ring, _, _) = SampleRing::create("m_0").unwrap();
     let (regions, of_regions) = StdStream::pair().unwrap();
     let link = Link::new(LinkParts {
         socket: UnixStream::from_std(ours).unwrap(),
@@ -57,7 +57,8 @@ impl WorkerEnd {
     pub(crate) fn received(&mut self) -> Vec<ToWorker> {
         let mut bytes = Vec::new();
         self.frames.1.read_all(&mut bytes).unwrap();
-        let (mut rest, mut frames) = (bytes.as_slice(), Vec::new());
+        let mut rest = bytes.as_slice();
+        let mut frames = Vec::new();
         while let Some((prefix, after)) = rest.split_first_chunk::<PREFIX>() {
             let (payload, after) = after.split_at(payload_length(*prefix).unwrap());
             frames.push(decode_to_worker(payload).unwrap());

@@ -133,7 +133,7 @@ pub(crate) fn enter(
     found: &Arc<Version>,
 ) -> Result<InFlight, Refused> {
     let refuse = |more: &str| {
-        shared.service.record_refused((model, version), &found.engine_name);
+        shared.service.record_refused(model, version, &found.engine_name);
         failure::no_worker(model, version, more)
     };
     if found.deployment().min_workers == 0 {
@@ -165,7 +165,7 @@ pub(crate) async fn loaded(
         }
     };
     waited.ok_or_else(|| {
-        shared.service.record_refused((model, version), &found.engine_name);
+        shared.service.record_refused(model, version, &found.engine_name);
         failure::no_worker(model, version, ". Its queue is full: Exceeds maximum queue size")
     })
 }

@@ -158,7 +158,8 @@ impl World {
 
     /// Loads a model, with a configuration of the client if there is one.
     fn load_with(&mut self, model: String, config: Option<Override>) {
-        let (loader, name) = (self.loader.clone(), model.clone());
+        let loader = self.loader.clone();
+        let name = model.clone();
         self.clients.begin(Operation::Load(model), async move {
             loader.load_model(&name, config, LoadScope::Code).await.map(|()| None).map_err(|error| error.message)
         });
@@ -166,7 +167,9 @@ impl World {
 
     fn unload(&mut self, model: String) {
         self.coverage.unloads += 1;
-        let (loader, name, dependents) = (self.loader.clone(), model.clone(), self.random.chance(2));
+        let loader = self.loader.clone();
+        let name = model.clone();
+        let dependents = self.random.chance(2);
         self.clients.begin(Operation::Unload(model), async move {
             loader.unload_model(&name, dependents).await.map(|()| None).map_err(|error| error.message)
         });

@@ -200,7 +200,8 @@ impl World {
         }
         let memory = &self.loader.models().shared.memory;
         if memory.is_limited() {
-            let (used, limit) = (memory.totals(Memory::Main).used, memory.limits().of(Memory::Main));
+            let used = memory.totals(Memory::Main).used;
+            let limit = memory.limits().of(Memory::Main);
             let processes = self.processes.living() as u64;
             if used > limit || processes > FITTING {
                 return Err(format!(
@@ -235,7 +236,8 @@ impl World {
         // What watches the repositories and the models notices it at its next look.
         self.pass(self.now + Duration::from_secs(20)).await?;
         let waiting = self.loader.models().load_waits.load(Ordering::Relaxed);
-        let (living, owners) = (self.processes.living(), Arc::strong_count(&self.loader));
+        let living = self.processes.living();
+        let owners = Arc::strong_count(&self.loader);
         if living > 0 || waiting > 0 || owners > 1 {
             return Err(format!(
                 "{living} processes, {waiting} requests that wait and {owners} owners of the loader are left"
@@ -255,7 +257,8 @@ fn run(seed: u64) -> Result<(Coverage, u64), String> {
     let mut world = World::new(seed);
     let begun = world.now;
     let outcome = super::caught(|| runtime.block_on(simulate(&mut world)));
-    let (at, mode) = (world.now - begun, &world.mode);
+    let at = world.now - begun;
+    let mode = &world.mode;
     outcome.map_err(|error| format!("seed {seed}, after {at:?}, {mode:?}: {error}"))?;
     world.coverage.processes = world.processes.seen();
     world.coverage.evictions = world.evictions();

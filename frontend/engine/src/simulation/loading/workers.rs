@@ -178,8 +178,8 @@ impl State {
     fn read(&mut self, pid: u32) -> bool {
         let Some(process) = self.living.get_mut(&pid) else { return false };
         let new = process.worker.read();
-        let (to_load, to_stop) =
-            (std::mem::take(&mut process.worker.to_load), std::mem::take(&mut process.worker.to_stop));
+        let to_load = std::mem::take(&mut process.worker.to_load);
+        let to_stop = std::mem::take(&mut process.worker.to_stop);
         let executes = !process.executes && !process.worker.batches.is_empty();
         process.executes |= executes;
         let faults = self.faults;
@@ -245,7 +245,8 @@ impl StartWorkers for Arc<Processes> {
         &'a self,
         _: &'a Launch,
         _: &'a ProcessPlacement<'a>,
-        _: (Printed, EventLoop),
+        _: Printed,
+        _: EventLoop,
     ) -> Pin<Box<dyn Future<Output = io::Result<process::Worker>> + Send + 'a>> {
         let started = Processes::start(self);
         Box::pin(async { started })

@@ -35,7 +35,7 @@ impl Availability {
         Self { store: store.to_owned(), state: Mutex::default() }
     }
 
-    /// Returns the listed names, or those of the last listing while the store cannot be read, and if `list` is `None`, because
+    /// Returns the listed names, or the names of the last listing while the store cannot be read, and if `list` is `None`, because
     /// the server exits.
     pub(super) fn names_or(&self, list: impl FnOnce() -> Option<io::Result<Vec<String>>>) -> Vec<String> {
         let answer = self.answer(list);
@@ -50,7 +50,7 @@ impl Availability {
         state.names.clone().unwrap_or_default()
     }
 
-    /// Returns the listed fingerprints, or those of the last listing, as [`Availability::names_or`] does.
+    /// Returns the listed fingerprints, or the fingerprints of the last listing, as [`Availability::names_or`] does.
     pub(super) fn poll_or(
         &self,
         list: impl FnOnce() -> Option<io::Result<Vec<(String, Stamp)>>>,

@@ -56,8 +56,8 @@ fn given(value: &str) -> Option<&str> {
 
 /// The builder reads other variables: `AWS_ACCESS_KEY_ID`, `AWS_SESSION_TOKEN` and so on.
 fn s3(address: &Address, http: Http, credentials: &Credentials) -> Connected {
-    let own = || variable("AWS_ENDPOINT_URL_S3").or_else(|| variable("AWS_ENDPOINT_URL"));
-    let endpoint = address.endpoint.clone().or_else(own);
+    let endpoint =
+        address.endpoint.clone().or_else(|| variable("AWS_ENDPOINT_URL_S3")).or_else(|| variable("AWS_ENDPOINT_URL"));
     let mut builder = match credentials.s3(&address.to_string()) {
         Some(secret) if !secret.profile.is_empty() => {
             return Err(format!("profile '{}' is not supported: give its key_id and secret_key", secret.profile));
@@ -78,7 +78,7 @@ fn s3(address: &Address, http: Http, credentials: &Credentials) -> Connected {
     if let Some(endpoint) = endpoint {
         builder = builder.with_allow_http(endpoint.starts_with("http://")).with_endpoint(endpoint);
     }
-    let builder = builder.with_bucket_name(&address.bucket).with_retry(retries()).with_http_connector(http);
+    builder = builder.with_bucket_name(&address.bucket).with_retry(retries()).with_http_connector(http);
     Ok(Arc::new(builder.build().map_err(|error| error.to_string())?))
 }
 
@@ -88,7 +88,7 @@ fn gcs(address: &Address, http: Http, credentials: &Credentials) -> Connected {
     if let Some(path) = credentials.gs(&address.to_string()) {
         builder = builder.with_application_credentials(path);
     }
-    let builder = builder.with_retry(retries()).with_http_connector(http);
+    builder = builder.with_retry(retries()).with_http_connector(http);
     Ok(Arc::new(builder.build().map_err(|error| error.to_string())?))
 }
 
@@ -108,6 +108,6 @@ fn azure(address: &Address, http: Http, credentials: &Credentials) -> Connected 
     if endpoint.is_some_and(|endpoint| endpoint.starts_with("http://")) {
         builder = builder.with_allow_http(true);
     }
-    let builder = builder.with_retry(retries()).with_http_connector(http);
+    builder = builder.with_retry(retries()).with_http_connector(http);
     Ok(Arc::new(builder.build().map_err(|error| error.to_string())?))
 }

@@ -64,18 +64,21 @@ impl Copies {
                 (temporary.path().to_owned(), CopyDirectory::Temporary(temporary))
             }
         };
-        let named = |error: io::Error| unusable(&top, &error);
-        let private = |path: &Path| DirBuilder::new().mode(0o700).recursive(true).create(path);
-        match remove_tree(&top.join(MODELS)) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(named(error)),
-            // Removed above: links of a killed process.
-            _ => private(&top.join(MODELS)).and_then(|()| private(&top.join(CONTENTS))).map_err(named)?,
+        // Removes the links of a killed process.
+        if let Err(error) = remove_tree(&top.join(MODELS))
+            && error.kind() != ErrorKind::NotFound
+        {
+            return Err(unusable(&top, &error));
+        }
+        for directory in [MODELS, CONTENTS] {
+            let created = DirBuilder::new().mode(0o700).recursive(true).create(top.join(directory));
+            created.map_err(|error| unusable(&top, &error))?;
         }
         sweep(&top.join(CONTENTS));
         Ok(Self { top, place, closed: AtomicBool::new(false), next: AtomicU64::new(0) })
     }
 
-    /// Removes temporary copies, even those in use.
+    /// Removes temporary copies, also copies in use.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         if let CopyDirectory::Temporary(temporary) = &self.place {
@@ -101,7 +104,7 @@ impl Copies {
     ///
     /// # Errors
     /// The file cannot be created.
-    pub(super) fn part(&self, model: &str, content: &str) -> io::Result<Part> {
+    pub(super) fn part(&self, model: &str, content: &str) -> io::Result<PartialContent> {
         self.open()?;
         let whole = self.content(model, content);
         if let Some(directory) = whole.parent() {
@@ -109,16 +112,16 @@ impl Copies {
         }
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let path = whole.with_extension(format!("part-{number}"));
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o400).open(&path);
-        let file = file.map_err(|error| unusable(&path, &error))?;
+        let created = OpenOptions::new().write(true).create_new(true).mode(0o400).open(&path);
+        let file = created.map_err(|error| unusable(&path, &error))?;
         let lasting = matches!(self.place, CopyDirectory::Lasting { .. });
-        Ok(Part { file, path, whole, lasting, written: 0 })
+        Ok(PartialContent { file, path, whole, lasting, written: 0 })
     }
 
     /// Creates a directory with these directories and files, each file given with the name of its content.
     ///
     /// # Errors
-    /// It cannot be created; the kind is `NotFound` if a content was removed.
+    /// The directory cannot be created; the kind is `NotFound` if a content was removed.
     pub(super) fn link<'a>(
         self: &Arc<Self>,
         model: &str,
@@ -166,7 +169,7 @@ impl Copies {
 
 /// A content that is being fetched; removed on drop unless it is finished.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct PartialContent {
     file: File,
     path: PathBuf,
     whole: PathBuf,
@@ -174,7 +177,7 @@ pub(super) struct Part {
     written: u64,
 }
 
-impl Part {
+impl PartialContent {
     /// # Errors
     /// The file cannot be written; the text contains its path and the bytes written so far.
     pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -204,7 +207,7 @@ impl Part {
     }
 }
 
-impl Drop for Part {
+impl Drop for PartialContent {
     fn drop(&mut self) {
         // A finished file was renamed.
         let _ = fs::remove_file(&self.path);
@@ -213,10 +216,11 @@ impl Drop for Part {
 
 /// Removes incomplete contents of a killed process.
 fn sweep(contents: &Path) {
-    let within = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
-    for path in within(contents).flat_map(|model| within(&model).collect::<Vec<_>>()) {
-        if path.extension().is_some() {
-            let _ = fs::remove_file(path);
+    for model in fs::read_dir(contents).into_iter().flatten().flatten() {
+        for content in fs::read_dir(model.path()).into_iter().flatten().flatten() {
+            if content.path().extension().is_some() {
+                let _ = fs::remove_file(content.path());
+            }
         }
     }
 }
@@ -237,7 +241,8 @@ mod tests {
     }
 
     fn link(files: &Arc<Copies>, content: &str) -> io::Result<ModelFiles> {
-        let (path, content) = ("1/model.onnx".to_owned(), content.to_owned());
+        let path = "1/model.onnx".to_owned();
+        let content = content.to_owned();
         files.link("m", &["1".to_owned()], [(&path, &content)])
     }
 

@@ -42,10 +42,10 @@ impl Credentials {
     pub(super) fn read(path: &Path) -> Result<Self, String> {
         let named = |reason: String| format!("the credentials in '{}' cannot be used: {reason}", path.display());
         let text = fs::read_to_string(path).map_err(|error| named(error.to_string()))?;
-        // The parser's message could contain a secret.
-        let place =
-            |error: serde_json::Error| format!("invalid JSON at line {}, column {}", error.line(), error.column());
-        serde_json::from_str(&text).map_err(|error| named(place(error)))
+        serde_json::from_str(&text).map_err(|error| {
+            // The parser's message could contain a secret.
+            named(format!("invalid JSON at line {}, column {}", error.line(), error.column()))
+        })
     }
 
     pub(super) fn s3(&self, address: &str) -> Option<S3> {
@@ -64,11 +64,11 @@ impl Credentials {
 
 /// Returns the value of the longest prefix of the address that ends at a name boundary.
 fn longest<'a, T>(all: &'a BTreeMap<String, T>, address: &str) -> Option<&'a T> {
-    let matches = |start: &str| {
+    let matching = all.iter().filter(|(start, _)| {
         let rest = address.strip_prefix(start.trim_end_matches('/'));
         start.is_empty() || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-    };
-    all.iter().filter(|(start, _)| matches(start)).max_by_key(|(start, _)| start.len()).map(|(_, secret)| secret)
+    });
+    matching.max_by_key(|(start, _)| start.len()).map(|(_, secret)| secret)
 }
 
 #[cfg(test)]

@@ -80,7 +80,8 @@ impl ObjectRepository {
     async fn download(&self, model: &str, object: &Object) -> io::Result<()> {
         let began = clock::now();
         let copied = self.copy(model, object).await;
-        let (cache, repository) = (&self.cache, self.address.to_string());
+        let cache = &self.cache;
+        let repository = self.address.to_string();
         match &copied {
             Ok(Some(bytes)) => {
                 let nanoseconds = clock::now().0.saturating_sub(began.0);
@@ -115,7 +116,8 @@ impl ObjectRepository {
             }
         }
         if part.written() != object.meta.size {
-            let (size, got) = (object.meta.size, part.written());
+            let size = object.meta.size;
+            let got = part.written();
             return Err(io::Error::other(format!("key '{key}' has {size} bytes, but {got} were received")));
         }
         let bytes = part.written();

@@ -57,21 +57,25 @@ impl HttpService for Http {
         Self: 'call,
     {
         Box::pin(async move {
-            let longest = if is_object(request.uri().query()) { u64::MAX } else { LISTING };
-            let response = timeout(READ_TIMEOUT, self.0.request(request)).await;
-            let response = response.map_err(|_| timed_out("no answer"))?.map_err(|error| {
+            let is_object = is_object(request.uri().query());
+            let answered = timeout(READ_TIMEOUT, self.0.request(request)).await;
+            let response = answered.map_err(|_| timed_out("no answer"))?.map_err(|error| {
                 let kind = if error.is_connect() { HttpErrorKind::Connect } else { HttpErrorKind::Request };
                 HttpError::new(kind, Cause(deepest(&error)))
             })?;
             let (head, body) = response.into_parts();
-            let longest = if head.status.is_success() { longest } else { REFUSAL };
+            let longest = match head.status.is_success() {
+                true if is_object => u64::MAX,
+                true => LISTING,
+                false => REFUSAL,
+            };
             Ok(HttpResponse::from_parts(head, HttpResponseBody::new(StreamBody::new(pieces(body, longest)))))
         })
     }
 }
 
-/// Returns whether a request with this query reads an object. Its query is a signature at most: that of Azure's shared access
-/// signatures, which listings have too.
+/// Returns whether a request with this query reads an object. Such a request has no query, or a signature (Azure's shared access
+/// signature), which listings have too.
 fn is_object(query: Option<&str>) -> bool {
     let has = |name: &str| {
         let mut names = query.unwrap_or_default().split('&').map(|pair| pair.split('=').next().unwrap_or_default());

@@ -30,7 +30,8 @@ pub(super) fn is_model(name: &str) -> bool {
 /// A key is not a valid path, or is both a file and a directory; the text names it.
 pub(super) fn tree<'a>(objects: impl IntoIterator<Item = (&'a str, u64)>) -> Result<Tree, String> {
     let mut tree = Tree::default();
-    let (mut empty, mut full) = (BTreeSet::new(), BTreeSet::new());
+    let mut empty = BTreeSet::new();
+    let mut full = BTreeSet::new();
     for (index, (key, size)) in objects.into_iter().enumerate() {
         if key.is_empty() && size == 0 {
             continue;

@@ -2,7 +2,7 @@
 //!
 //! The ring is drained before a reply is passed on, by a scrape, by the instance's tick, and at the end of the connection. This
 //! suffices for samples of requests. For samples of a model's own threads, the worker writes to a wake-up pipe when the ring is
-//! half full, and while samples arrive, [`Ring::pump`] drains every [`PACE`]. A worker without samples causes no wake-ups.
+//! half full, and while samples arrive, [`SampleRing::pump`] drains every [`PACE`]. A worker without samples causes no wake-ups.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -30,7 +30,7 @@ const BYTES: usize = 256 << 10;
 const PACE: Duration = Duration::from_millis(100);
 
 /// One worker's ring of samples.
-pub struct Ring {
+pub(crate) struct SampleRing {
     /// The name of the worker's instance.
     instance: String,
     // Locked while samples are copied into the cache: the reader of replies, the scrape, the pump and the tick all drain.
@@ -50,12 +50,12 @@ struct State {
     closed: bool,
 }
 
-impl Ring {
+impl SampleRing {
     /// Creates a ring. Returns it with the descriptors of its memory and of its wake-up pipe, which the worker inherits.
     ///
     /// # Errors
     /// No file descriptors are left.
-    pub fn create(instance: &str) -> io::Result<(Self, OwnedFd, OwnedFd)> {
+    pub(crate) fn create(instance: &str) -> io::Result<(Self, OwnedFd, OwnedFd)> {
         let (descriptor, reader) = channel::create(BYTES)?;
         let (worker_end, wake_up) = pipe::pipe()?;
         // Non-blocking: a full pipe wakes the reader already.
@@ -67,19 +67,19 @@ impl Ring {
     }
 
     /// Moves the committed samples of the worker into the cache. Returns their number.
-    pub fn drain(&self, cache: &Cache, series: &ModelSeries) -> u64 {
+    pub(crate) fn drain(&self, cache: &Cache, series: &ModelSeries) -> u64 {
         self.lock().drain(cache, series)
     }
 
     /// Drains the ring without a reply or a scrape.
-    pub fn tick(&self, cache: &Cache, series: &ModelSeries) {
+    pub(crate) fn tick(&self, cache: &Cache, series: &ModelSeries) {
         if self.drain(cache, series) > 0 {
             self.found.notify_one();
         }
     }
 
     /// Drains the ring for a scrape, and sets the gauge of the waiting bytes.
-    pub fn scrape(&self, cache: &Cache, series: &ModelSeries) {
+    pub(crate) fn scrape(&self, cache: &Cache, series: &ModelSeries) {
         let mut state = self.lock();
         if state.closed {
             return;
@@ -92,23 +92,23 @@ impl Ring {
     }
 
     /// Drains the ring for the last time and removes the gauges of the process: the worker has ended.
-    pub fn close(&self, cache: &Cache, series: &ModelSeries) {
+    pub(crate) fn close(&self, cache: &Cache, series: &ModelSeries) {
         let mut state = self.lock();
         state.drain(cache, series);
         state.closed = true;
         record::states_lost(cache, series, &self.instance);
         let version = series.model().version.to_string();
         cache.remove_series(Builtin::ChannelBytes.name(), |shown| {
-            let own = [("model", &*series.model().name), ("version", &version), ("instance", &self.instance)];
-            own.into_iter().all(|(name, value)| {
-                let at = shown.spec().dimensions.iter().position(|dimension| dimension == name);
-                at.and_then(|at| shown.labels().get(at)).is_some_and(|label| label == value)
+            let labels = [("model", &*series.model().name), ("version", &version), ("instance", &self.instance)];
+            labels.into_iter().all(|(name, value)| {
+                let position = shown.spec().dimensions.iter().position(|dimension| dimension == name);
+                position.and_then(|position| shown.labels().get(position)).is_some_and(|label| label == value)
             })
         });
     }
 
     /// Drains on each wake-up by the worker, and every `PACE` while samples arrive. Returns the reason when the ring is corrupt.
-    pub async fn pump(&self, cache: &Cache, series: &ModelSeries) -> String {
+    pub(crate) async fn pump(&self, cache: &Cache, series: &ModelSeries) -> String {
         let mut coming = false;
         loop {
             tokio::select! {
@@ -126,7 +126,7 @@ impl Ring {
     }
 
     /// Returns the fault of the ring, if the worker has corrupted it.
-    pub fn fault(&self) -> Option<String> {
+    pub(crate) fn fault(&self) -> Option<String> {
         self.lock().fault.clone()
     }
 
@@ -214,7 +214,7 @@ model_metrics:
     struct World {
         cache: Arc<Cache>,
         series: Arc<ModelSeries>,
-        ring: Arc<Ring>,
+        ring: Arc<SampleRing>,
         writer: Writer,
         wake_up: OwnedFd,
     }
@@ -222,7 +222,7 @@ model_metrics:
     fn world() -> World {
         let cache = Arc::new(Cache::new(Catalog::parse(DEFINITION, "m.yaml").unwrap(), Settings::new("host")));
         let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
-        let (ring, memory, wake_up) = Ring::create("m_0").unwrap();
+        let (ring, memory, wake_up) = SampleRing::create("m_0").unwrap();
         World { cache, series, ring: Arc::new(ring), writer: Writer::open(&memory).unwrap(), wake_up }
     }
 
@@ -289,7 +289,9 @@ model_metrics:
     #[tokio::test]
     async fn the_pump_drains_on_wake_up_and_while_samples_arrive() {
         let mut world = world();
-        let (ring, cache, series) = (world.ring.clone(), world.cache.clone(), world.series.clone());
+        let ring = world.ring.clone();
+        let cache = world.cache.clone();
+        let series = world.series.clone();
         let pump = tokio::spawn(async move { ring.pump(&cache, &series).await });
         world.push(5);
         tokio::time::sleep(2 * PACE).await;

@@ -8,8 +8,9 @@ use tokio::sync::{self, watch};
 
 /// The locks in use.
 #[derive(Clone, Default)]
-pub(in crate::loader) struct Locks(Arc<Mutex<BTreeMap<String, Arc<ModelLock>>>>);
+pub(super) struct Locks(Arc<Mutex<BTreeMap<String, Arc<ModelLock>>>>);
 
+#[derive(Default)]
 struct ModelLock {
     // Held during one operation, including all its waits.
     turn: sync::Mutex<()>,
@@ -28,14 +29,14 @@ impl ModelLock {
 }
 
 /// A handle of one model's lock, which is removed with its last handle.
-pub(in crate::loader) struct Lock {
+pub(super) struct Lock {
     locks: Locks,
     name: String,
     one: Arc<ModelLock>,
 }
 
 /// A load, from its beginning until this is dropped. Notifies of unloads of the model meanwhile.
-pub(in crate::loader) struct BegunLoad {
+pub(super) struct BegunLoad {
     unloads: watch::Receiver<u64>,
     /// Keeps the lock in the map, so that the next unload notifies this receiver.
     lock: Lock,
@@ -56,7 +57,7 @@ impl BegunLoad {
     }
 
     /// Returns whether the model was unloaded.
-    pub(in crate::loader) fn is_unloaded(&self) -> bool {
+    pub(super) fn is_unloaded(&self) -> bool {
         self.unloads.has_changed().unwrap_or(false)
     }
 
@@ -68,22 +69,18 @@ impl BegunLoad {
 }
 
 impl Locks {
-    pub(in crate::loader) fn of(&self, name: &str) -> Lock {
-        let new = || {
-            let (turn, unloads, loads) = (sync::Mutex::new(()), watch::Sender::new(0), AtomicUsize::new(0));
-            Arc::new(ModelLock { turn, unloads, loads })
-        };
-        let one = self.all().entry(name.to_owned()).or_insert_with(new).clone();
+    pub(super) fn of(&self, name: &str) -> Lock {
+        let one = self.all().entry(name.to_owned()).or_default().clone();
         Lock { locks: self.clone(), name: name.to_owned(), one }
     }
 
     /// Returns whether an operation has the lock of a model, or a load has begun.
-    pub(in crate::loader) fn is_held(&self, name: &str) -> bool {
+    pub(super) fn is_held(&self, name: &str) -> bool {
         self.all().get(name).is_some_and(|one| one.free().is_none())
     }
 
     /// Returns whether another load of a model has begun than the one of the caller.
-    pub(in crate::loader) fn has_other_loads(&self, name: &str) -> bool {
+    pub(super) fn has_other_loads(&self, name: &str) -> bool {
         self.all().get(name).is_some_and(|one| one.loads.load(Ordering::Relaxed) > 1)
     }
 
@@ -94,12 +91,12 @@ impl Locks {
 
 impl Lock {
     /// Waits for the lock. The operation ends when the returned guard is dropped.
-    pub(in crate::loader) async fn held(&self) -> sync::MutexGuard<'_, ()> {
+    pub(super) async fn held(&self) -> sync::MutexGuard<'_, ()> {
         self.one.turn.lock().await
     }
 
     /// Returns the lock if no operation has it, and no load has begun.
-    pub(in crate::loader) fn held_at_once(&self) -> Option<sync::MutexGuard<'_, ()>> {
+    pub(super) fn held_at_once(&self) -> Option<sync::MutexGuard<'_, ()>> {
         self.one.free()
     }
 
@@ -109,7 +106,7 @@ impl Lock {
     }
 
     /// Begins a load. Until it ends, the model is not unloaded for want of use.
-    pub(in crate::loader) fn begin_load(&self) -> BegunLoad {
+    pub(super) fn begin_load(&self) -> BegunLoad {
         self.one.loads.fetch_add(1, Ordering::Relaxed);
         BegunLoad { unloads: self.one.unloads.subscribe(), lock: self.locks.of(&self.name) }
     }
@@ -132,7 +129,8 @@ mod tests {
     #[tokio::test]
     async fn a_lock_is_removed_with_its_last_handle() {
         let locks = Locks::default();
-        let (first, second) = (locks.of("m"), locks.of("m"));
+        let first = locks.of("m");
+        let second = locks.of("m");
         assert!(!locks.is_held("m"));
         let mut load = first.begin_load();
         assert!(locks.is_held("m") && second.held_at_once().is_none(), "a load has begun");

@@ -1,10 +1,11 @@
-//! Loads a version of a model: its instances and all that they need. Must not depend on the origin of the request
-//! or on the version that served before.
+//! Loads a version of a model: reads and completes its configuration, chooses the program of its workers, reserves memory, and starts
+//! its instances. Must not depend on the origin of the request or on the version that served before.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use pharos::classification;
 use pharos::id::ModelVersion;
@@ -12,33 +13,37 @@ use pharos::metrics::builtin::Builtin;
 use pharos::metrics::cache::Cache;
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
-use pharos::model::{ModelConfig, Scheduling, TensorSpec, Warmup, WarmupBatch};
+use pharos::model::{CodeLocation, ModelConfig, Scheduling, TensorSpec, Warmup, WarmupBatch};
 use pharos::repository::memory_budget::MemoryBytes;
 use pharos::repository::{Change, VersionFingerprint, changes};
-use pharos::timeline::Instant;
+use pharos::supervisor::{self, Backoff, RestartPolicy};
 
 use super::Loader;
-use super::memory_budget::Loaded;
-use super::memory_sizes::ToLoad;
-use super::prepare::{Prepared, Version};
+use super::memory_budget::{LoadedVersion, ToLoad};
+use super::prepare::{Configuration, Prepared, Version};
 use crate::cache::{ModelCache, ResponseCache};
 use crate::calls::Caller;
-use crate::launch::Launch;
 use crate::launch::limits::Limited;
+use crate::launch::{self, Launch, Reading};
 use crate::model_memory::MemoryShare;
+use crate::process;
 use crate::scheduler::placement::Placement;
 use crate::scheduler::{Driver, DriverSettings, Limits, placement, settings};
 use crate::serving::{Executor, Serving};
+use crate::store::ModelFiles;
 use crate::store::identity::{Files, identity};
 use crate::store::scan::{self, LoadedFiles};
 use crate::supervisor::{Ending, Instances, Plan, WarmUp, WarmUpBatch};
 use pharos_os::{blocking, clock, threads};
 
+/// The time limit of reading a part of a file. A load that waits holds one of the places for loads.
+const READ_LIMIT: Duration = Duration::from_secs(30);
+
 /// The series of a version that is being loaded. Dropping it removes new series; [`Unserved::keep`] keeps them.
 pub(super) struct Unserved {
     cache: Arc<Cache>,
     series: Arc<ModelSeries>,
-    /// Whether the series are new, and not those of a serving version.
+    /// Whether the series are new; otherwise a serving version counts into them.
     is_new: bool,
 }
 
@@ -50,16 +55,16 @@ impl Unserved {
         config: &ModelConfig,
         continued: Option<&Arc<ModelSeries>>,
     ) -> Self {
-        let (cache, policy) = (loader.cache(), &loader.settings.model_policy);
-        let new = || {
-            let tags: Vec<(String, String)> = config.metric_tags.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
-            let series = cache.model_series(model, &tags, config.histogram_buckets.clone());
-            if let Some((name, version)) = policy.metric_name(config) {
-                series.set_alias(name, version);
-            }
-            series
-        };
-        Self { cache: cache.clone(), series: continued.cloned().unwrap_or_else(new), is_new: continued.is_none() }
+        let cache = loader.cache().clone();
+        if let Some(series) = continued {
+            return Self { cache, series: series.clone(), is_new: false };
+        }
+        let tags: Vec<(String, String)> = config.metric_tags.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
+        let series = cache.model_series(model, &tags, config.histogram_buckets.clone());
+        if let Some((name, version)) = loader.settings.model_policy.metric_name(config) {
+            series.set_alias(name, version);
+        }
+        Self { cache, series, is_new: true }
     }
 
     pub(super) fn series(&self) -> &Arc<ModelSeries> {
@@ -97,18 +102,17 @@ impl Drop for EndsIfDropped {
     }
 }
 
-/// A version whose instances are about to start.
-struct VersionStart {
-    model: ModelVersion,
+/// What the instances of a version are started with.
+struct Startup {
+    directory: PathBuf,
     config: Arc<ModelConfig>,
     launch: Launch,
-    /// When loading began.
-    began: Instant,
-    series: Unserved,
-    /// Its files before anything of them was read for this load, if the server has a response cache.
+    warmups: Vec<WarmUp>,
+    /// The model, as the caller of others.
+    caller: Arc<Caller>,
+    files: Arc<ModelFiles>,
+    /// The files of the version before anything of them was read for this load, if the server has a response cache.
     loaded_files: Option<Arc<LoadedFiles>>,
-    /// Its response cache, if it uses one.
-    responses: Option<ModelCache>,
 }
 
 impl Loader {
@@ -142,60 +146,75 @@ impl Loader {
     ) -> Result<Serving, String> {
         let version = prepared.versions.get(&number).ok_or_else(|| format!("version {number} does not exist"))?;
         match prepared.plan.clone() {
-            Some(plan) => self.load_ensemble((prepared, version), plan, number).await,
-            None => {
-                let model = ModelVersion::new(self.stores.model_name(&prepared.name), number);
-                let began = clock::now();
-                let loaded_files = self.loaded_files(prepared, version).await;
-                let launch = self.launch(prepared, version).await?;
-                let config = Arc::new(self.configure(prepared, (number, version), &launch).await?);
-                let series = Unserved::new(self, &model, &config, continued);
-                let responses = self.model_cache(&model, &config, loaded_files.as_deref()).await;
-                let start = VersionStart { model, config, launch, began, series, loaded_files, responses };
-                self.start_version((prepared, version), start).await
-            }
+            Some(plan) => self.load_ensemble(prepared, version, plan, number).await,
+            None => self.load_instances(prepared, version, number, continued).await,
         }
     }
 
-    async fn start_version(
+    /// Loads a version with instances: reads its files, reserves memory, and starts the instances.
+    async fn load_instances(
         self: &Arc<Self>,
-        (prepared, version): (&Prepared, &Version),
-        start: VersionStart,
+        prepared: &Prepared,
+        version: &Version,
+        number: u64,
+        continued: Option<&Arc<ModelSeries>>,
     ) -> Result<Serving, String> {
-        let VersionStart { model, config, launch, began, series: unserved, loaded_files, responses } = start;
+        let began = clock::now();
         let directory = &version.directory;
+        let model = ModelVersion::new(self.stores.model_name(&prepared.name), number);
+
+        // 1. What the files say.
+        let loaded_files = self.loaded_files(prepared, version).await;
+        let launch = self.launch(prepared, version).await?;
+        let config = Arc::new(self.configure(prepared, number, version, &launch).await?);
+        let unserved = Unserved::new(self, &model, &config, continued);
+        let series = unserved.series().clone();
+        let cache = self.model_cache(&model, &config, loaded_files.as_deref()).await;
         let warmups = warmups(&config, directory).await?;
         let labels = labels(&config, directory)?;
         check_initial_states(&config, directory)?;
-        let placements = placements(&config, model.version)?;
-        let limits = self.models.shared.limits.as_ref().map(Limits::registration);
-        let series = unserved.series().clone();
-        if responses.is_some() {
+        let placements = placements(&config, number)?;
+        if cache.is_some() {
             self.cache().model_cached(&series);
         }
         if config.decoupled {
             self.cache().model_decoupled(&series);
         }
-        let scheduling = settings::of(&config);
-        let settings =
-            DriverSettings { config: config.clone(), series: series.clone(), scheduling, limits, cache: responses };
-        let driver = Driver::new(settings, self.timer.clone());
+
+        // 2. The memory that the instances need.
         let threads = self.threads(&placements, &launch);
-        let caller = caller(prepared, &launch);
-        let plan = Plan { caller, ..self.plan((directory.clone(), launch), &config, threads, warmups) };
-        let to_load = ToLoad { name: &prepared.name, version: model.version, directory, config: Some(&config) };
+        let startup = Startup {
+            directory: directory.clone(),
+            config: config.clone(),
+            caller: caller(prepared, &launch),
+            launch,
+            warmups,
+            files: prepared.model_files.clone(),
+            loaded_files: loaded_files.clone(),
+        };
+        let to_load = ToLoad { name: &prepared.name, version: number, directory, config: Some(&config) };
         let memory = EndsIfDropped(self.room_for(&to_load).await?.map(Arc::new));
-        let (_memory, _files) = (memory.0.clone(), prepared.model_files.clone());
-        let plan = Arc::new(Plan { _memory, _files, loaded_files: loaded_files.clone(), ..plan });
+
+        // 3. The instances.
+        let settings = DriverSettings {
+            config: config.clone(),
+            series: series.clone(),
+            scheduling: settings::of(&config),
+            limits: self.models.shared.limits.as_ref().map(Limits::registration),
+            cache,
+        };
+        let driver = Driver::new(settings, self.timer.clone());
+        let plan = Arc::new(self.plan(startup, threads, memory.0.clone()));
         let (instances, loaded) = Instances::start(plan, &placements, &driver).await?;
         let time = clock::now() - began;
         if let Some(share) = &memory.0 {
-            let loaded = Loaded { share, pids: instances.pids(), time, fingerprint: version.fingerprint };
-            if let Err(reason) = self.measure_loaded(&to_load, loaded).await {
+            let measured = LoadedVersion { share, pids: instances.pids(), time, fingerprint: version.fingerprint };
+            if let Err(reason) = self.measure_loaded(&to_load, measured).await {
                 instances.stop().await;
                 return Err(reason);
             }
         }
+
         let seconds = time.as_secs_f64();
         record::model_load_duration(&series, seconds);
         let (bytes, pinned) = instances.memory();
@@ -222,15 +241,14 @@ impl Loader {
         let version = prepared.versions.get(&number)?;
         serving.instances().filter(|_| version.fingerprint.files == serving.fingerprint.files)?;
         let launch = self.launch(prepared, version).await.ok()?;
-        let config = self.configure(prepared, (number, version), &launch).await.ok()?;
-        let config = match serving.config.parameters.get("engine") {
-            Some(engine) => config.with_parameter("engine", engine),
-            None => config,
-        };
-        let fingerprints = |config: &ModelConfig| {
-            BTreeMap::from([(number, VersionFingerprint::new(config, version.fingerprint.files))])
-        };
-        match changes(&fingerprints(&serving.config), &fingerprints(&config), false).remove(&number)? {
+        let mut config = self.configure(prepared, number, version, &launch).await.ok()?;
+        if let Some(engine) = serving.config.parameters.get("engine") {
+            config = config.with_parameter("engine", engine);
+        }
+        let before = VersionFingerprint::new(&serving.config, version.fingerprint.files);
+        let after = VersionFingerprint::new(&config, version.fingerprint.files);
+        let mut changes = changes(&BTreeMap::from([(number, before)]), &BTreeMap::from([(number, after)]), false);
+        match changes.remove(&number)? {
             Change::Keep => Some(Change::Describe),
             Change::Replace => None,
             other => Some(other),
@@ -256,26 +274,30 @@ impl Loader {
             Some(_) => Launch::default(),
             None => self.launch(prepared, version).await?,
         };
-        let config = &Arc::new(self.configure(prepared, (number, version), &launch).await?);
+        let config = Arc::new(self.configure(prepared, number, version, &launch).await?);
         let mut ending = Ending::default();
         if let Executor::Instances { driver, instances, .. } = &*serving.executor
             && (version.fingerprint.instances != serving.fingerprint.instances || instances.any_given_up())
         {
-            let placements = placements(config, number)?;
-            let warmups = warmups(config, &serving.directory).await?;
+            let placements = placements(&config, number)?;
             let threads = self.threads(&placements, &launch);
-            let caller = caller(prepared, &launch);
-            let directory = serving.directory.clone();
-            let plan = Plan { caller, ..self.plan((directory, launch), config, threads, warmups) };
-            let size = self.size_with(serving, config);
+            let startup = Startup {
+                directory: serving.directory.clone(),
+                config: config.clone(),
+                warmups: warmups(&config, &serving.directory).await?,
+                caller: caller(prepared, &launch),
+                launch,
+                files: serving.files.clone(),
+                loaded_files: serving.loaded_files.clone(),
+            };
+            let size = self.size_with(serving, &config);
             let room = EndsIfDropped(self.room_for_more(serving, &size).await?.map(Arc::new));
-            let (_files, loaded_files) = (serving.files.clone(), serving.loaded_files.clone());
-            let plan = Arc::new(Plan { _memory: room.0.clone(), _files, loaded_files, ..plan });
+            let plan = Arc::new(self.plan(startup, threads, room.0.clone()));
             ending = instances.resize(&plan, &placements, driver).await?;
             if let (Some(share), Some(room)) = (serving.executor.memory(), room.keep()) {
-                let mut surplus = share.bytes();
-                surplus.subtract(&size);
-                let surplus = share.split(&surplus);
+                let mut surplus_bytes = share.bytes();
+                surplus_bytes.subtract(&size);
+                let surplus = share.split(&surplus_bytes);
                 surplus.end();
                 ending.keep(surplus);
                 share.set(size);
@@ -285,17 +307,110 @@ impl Loader {
             record::memory_usage(&serving.series, bytes, pinned, self.gpu_memory(instances).await);
             tracing::info!(model = %serving.model, instances = placements.len(), "instances changed in place");
         }
-        let config = match serving.config.parameters.get("engine") {
+        let complete = match serving.config.parameters.get("engine") {
             Some(engine) => config.with_parameter("engine", engine),
             // The version is an ensemble.
             None => config.with_decoupled(serving.config.decoupled).map_err(|error| error.to_string())?,
         };
-        let changed = Serving { config: Arc::new(config), fingerprint: version.fingerprint, ..serving.clone() };
+        let changed = Serving { config: Arc::new(complete), fingerprint: version.fingerprint, ..serving.clone() };
         Ok(Some((changed, ending)))
     }
 
+    /// Returns the program for a version; may unpack an environment.
+    ///
+    /// # Errors
+    /// The program is missing or cannot be used, or the file system of its environment does not answer.
+    async fn launch(&self, prepared: &Prepared, version: &Version) -> Result<Launch, String> {
+        let reading = Arc::new(Reading::default());
+        let mut choosing = {
+            let program = self.settings.program.clone();
+            let prepared = prepared.clone();
+            let directory = version.directory.clone();
+            let reading = reading.clone();
+            blocking::run(move || {
+                let Prepared { name, configuration, model_files, provenance, .. } = &prepared;
+                let model = configuration.launched(name, model_files.path(), &directory, *provenance);
+                launch::choose(&program, &model, &reading)
+            })
+        };
+        loop {
+            let call = reading.call();
+            match clock::timeout(READ_LIMIT, &mut choosing).await {
+                Some(chosen) => return chosen.unwrap_or_else(|error| Err(error.to_string())),
+                // Its thread ends when the file system answers.
+                None if call.is_some() && call == reading.call() => {
+                    let seconds = READ_LIMIT.as_secs();
+                    let name = &prepared.name;
+                    return Err(format!(
+                        "model '{name}': its environment cannot be read: no answer within {seconds} s"
+                    ));
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// Returns the configuration of a version.
+    ///
+    /// # Errors
+    /// The model's code does not complete it to a valid configuration.
+    async fn configure(
+        &self,
+        prepared: &Prepared,
+        number: u64,
+        version: &Version,
+        launch: &Launch,
+    ) -> Result<ModelConfig, String> {
+        let completion = match &prepared.configuration {
+            Configuration::Known(config) => return Ok((**config).clone()),
+            Configuration::CompletedByCode(completion) => completion,
+        };
+        let may_answer = {
+            let completion = completion.clone();
+            let directory = version.directory.clone();
+            blocking::run(move || completion.may_answer(&directory))
+        };
+        if !may_answer.await.unwrap_or(true) {
+            return completion.unanswered().map_err(|error| error.to_string());
+        }
+        let directory = canonical(version.directory.clone());
+        let model_directory = canonical(prepared.model_files.path().to_owned());
+        let location = CodeLocation {
+            version: number,
+            directory: &directory.to_string_lossy(),
+            model_directory: &model_directory.to_string_lossy(),
+        };
+        let question = process::Question {
+            model: &prepared.name,
+            text: completion.draft.query(&location, completion.gpus()),
+            // As for a model with one instance.
+            threads: self.threads(&[], launch),
+            limit: self.start_timeout(launch),
+        };
+        let answer = process::complete(launch, &self.fork_servers, question).await?;
+        completion.merge_answer(&answer).map_err(|error| error.to_string())
+    }
+
+    /// Returns the time limits and restart policy of a model's workers.
+    fn supervision(&self, config: &ModelConfig, launch: &Launch) -> supervisor::Settings {
+        let default = supervisor::Settings::default();
+        let backoff = Backoff::Exponential { first: Duration::from_millis(100), max: self.settings.max_backoff };
+        let settings = supervisor::Settings {
+            start_timeout: self.start_timeout(launch),
+            execution_timeout: self.settings.execution_timeout.unwrap_or(Duration::ZERO),
+            restart: RestartPolicy { backoff, ..default.restart },
+        };
+        self.settings.model_policy.supervision(config, settings)
+    }
+
+    /// Returns the time limit of a worker for loading its model, and of the model's code for completing the configuration.
+    fn start_timeout(&self, launch: &Launch) -> Duration {
+        let python = self.settings.python_start_timeout.filter(|_| launch.interpreter.is_some());
+        python.unwrap_or(self.settings.start_timeout)
+    }
+
     /// Returns the number of threads of each instance.
-    pub(super) fn threads(&self, placements: &[Placement], launch: &Launch) -> u32 {
+    fn threads(&self, placements: &[Placement], launch: &Launch) -> u32 {
         let active = placements.iter().filter(|placement| !placement.passive).count();
         let share = (threads::processors() / active.max(1)).max(1);
         let limit = launch.limits.as_ref().and_then(Limited::processors);
@@ -305,24 +420,21 @@ impl Loader {
         }
     }
 
-    /// Returns the settings that all instances of a version in this directory share.
-    fn plan(
-        self: &Arc<Self>,
-        (directory, launch): (PathBuf, Launch),
-        config: &ModelConfig,
-        threads: u32,
-        warmups: Vec<WarmUp>,
-    ) -> Plan {
-        let this: Weak<Self> = Arc::downgrade(self);
+    /// Returns the settings that all instances of a version share.
+    fn plan(self: &Arc<Self>, startup: Startup, threads: u32, memory: Option<Arc<MemoryShare>>) -> Plan {
+        let Startup { directory, config, launch, warmups, caller, files, loaded_files } = startup;
         let policies = self.settings.policies.clone();
-        let named = config.instance_groups.iter().filter(|group| !group.host_policy.is_empty());
-        for group in named.filter(|group| !policies.has(&group.host_policy)) {
-            let (policy, group) = (&group.host_policy, &group.name);
-            tracing::warn!(
-                model = %config.name,
-                "host_policy '{policy}' of instance group {group} has no effect: no --host-policy={policy},... sets it"
-            );
+        for group in &config.instance_groups {
+            if !group.host_policy.is_empty() && !policies.has(&group.host_policy) {
+                tracing::warn!(
+                    model = %config.name,
+                    "host_policy '{policy}' of instance group {group} has no effect: no --host-policy={policy},... sets it",
+                    policy = group.host_policy,
+                    group = group.name
+                );
+            }
         }
+        let models: Weak<Self> = Arc::downgrade(self);
         Plan {
             initial_states: canonical(initial_states(&directory)),
             directory: canonical(directory),
@@ -333,15 +445,15 @@ impl Loader {
                 None => self.settings.worker_spin.usual_us,
             },
             max_wait: self.settings.max_wait,
-            settings: self.supervision(config, &launch),
+            settings: self.supervision(&config, &launch),
             launch,
-            _memory: None,
-            _files: Arc::new(()),
-            loaded_files: None,
+            memory,
+            files,
+            loaded_files,
             workers: self.workers.clone(),
             cache: self.cache().clone(),
-            models: this,
-            caller: Arc::default(),
+            models,
+            caller,
             warmups,
             metrics: self.metrics.subscribe(),
             devices: self.settings.devices.clone(),
@@ -372,7 +484,8 @@ impl Loader {
 
     /// Returns the bytes that the processes of a model use on GPUs, by device number.
     async fn gpu_memory(&self, instances: &Instances) -> Vec<(u32, u64)> {
-        let (memory, pids) = (self.settings.devices.process_memory().await, instances.pids());
+        let memory = self.settings.devices.process_memory().await;
+        let pids = instances.pids();
         let used = self.settings.devices.numbers().filter_map(|number| Some((number, memory.of(number, &pids)?)));
         used.filter(|(_, bytes)| *bytes > 0).collect()
     }
@@ -397,13 +510,14 @@ fn placements(config: &ModelConfig, version: u64) -> Result<Vec<Placement>, Stri
 /// Returns the response cache of a version; the first entry of `files` is the version itself, the others are its members.
 pub(super) async fn read_cache(shared: Arc<ResponseCache>, files: Vec<Files>) -> Option<ModelCache> {
     let model = files.first().map(|files| files.model.clone());
-    let identity = blocking::run(move || identity(&files)).await;
-    let unread = |error: &io::Error| {
-        let model = model.map(|model| model.to_string()).unwrap_or_default();
-        tracing::warn!(model, "response cache disabled for the model: cannot read its files: {error}");
-    };
-    let identity = identity.unwrap_or_else(|error| Err(io::Error::other(error))).inspect_err(unread).ok()?;
-    Some(ModelCache::new(shared, identity))
+    match blocking::run(move || identity(&files)).await.unwrap_or_else(|error| Err(io::Error::other(error))) {
+        Ok(identity) => Some(ModelCache::new(shared, identity)),
+        Err(error) => {
+            let model = model.map(|model| model.to_string()).unwrap_or_default();
+            tracing::warn!(model, "response cache disabled for the model: cannot read its files: {error}");
+            None
+        }
+    }
 }
 
 /// Returns the path of a file that the configuration names, inside the model's directory or a subdirectory.
@@ -428,13 +542,16 @@ fn initial_states(version: &Path) -> PathBuf {
 /// Checks that the files of initial state values, which the instances read on start, exist and are long enough.
 fn check_initial_states(config: &ModelConfig, version: &Path) -> Result<(), String> {
     let directory = initial_states(version);
-    let read = |name: &str| {
-        let path = model_file(&directory, name)?;
-        scan::read(&path).map_err(|error| format!("failed to open text file for read {}: {error}", path.display()))
-    };
-    let mut from_file =
-        config.states.iter().filter(|state| state.initial.as_ref().is_some_and(|first| first.file.is_some()));
-    from_file.try_for_each(|state| state.first_value(read).map(drop))
+    for state in &config.states {
+        if state.initial.as_ref().is_some_and(|first| first.file.is_some()) {
+            state.first_value(|name| {
+                let path = model_file(&directory, name)?;
+                scan::read(&path)
+                    .map_err(|error| format!("failed to open text file for read {}: {error}", path.display()))
+            })?;
+        }
+    }
+    Ok(())
 }
 
 /// Logs settings of the configuration that are valid but probably unintended.
@@ -442,8 +559,10 @@ pub(super) fn log_warnings(model: &ModelVersion, config: &ModelConfig) {
     for warning in &config.warnings {
         tracing::warn!(%model, "{warning}");
     }
-    let is_histogram = |family: &str| Builtin::from_name(family).is_some_and(Builtin::has_buckets_of_models);
-    for (family, _) in config.histogram_buckets.iter().filter(|(family, _)| !is_histogram(family)) {
+    for (family, _) in &config.histogram_buckets {
+        if Builtin::from_name(family).is_some_and(Builtin::has_buckets_of_models) {
+            continue;
+        }
         let renamed = Builtin::formerly(family)
             .map(|present| format!("; it is now named '{}', with buckets in seconds", present.name()))
             .unwrap_or_default();
@@ -457,11 +576,12 @@ pub(super) fn log_warnings(model: &ModelVersion, config: &ModelConfig) {
         return;
     }
     for (number, step) in steps.iter().enumerate().filter(|(_, step)| !step.model_namespace.is_empty()) {
-        let (namespace, member) = (&step.model_namespace, &step.model_name);
         tracing::warn!(
             %model,
             "'model_namespace' is '{namespace}' in step {number} (model '{member}'), which has no effect without \
-             --model-namespacing"
+             --model-namespacing",
+            namespace = step.model_namespace,
+            member = step.model_name
         );
     }
 }
@@ -469,59 +589,71 @@ pub(super) fn log_warnings(model: &ModelVersion, config: &ModelConfig) {
 /// Returns the class labels by output. Label files are in the model's directory.
 pub(super) fn labels(config: &ModelConfig, version: &Path) -> Result<BTreeMap<String, Vec<String>>, String> {
     let directory = version.parent().unwrap_or(version);
-    let named = config.outputs.iter().filter(|output| !output.label_filename.is_empty());
-    let read = |output: &TensorSpec| {
-        let path = model_file(directory, &output.label_filename)?;
-        let bytes = scan::read(&path);
-        let bytes = bytes.map_err(|error| format!("label file '{}' cannot be read: {error}", path.display()))?;
-        if let Err(error) = std::str::from_utf8(&bytes) {
-            let (path, at) = (path.display(), error.valid_up_to());
-            tracing::warn!(
-                model = config.name,
-                output = output.name,
-                "label file '{path}' is not UTF-8 at byte {at}: invalid bytes are replaced with U+FFFD"
-            );
+    let mut labels = BTreeMap::new();
+    for output in &config.outputs {
+        if !output.label_filename.is_empty() {
+            let read = read_labels(config, output, directory);
+            let of_output = read.map_err(|text| format!("output '{}': {text}", output.name))?;
+            labels.insert(output.name.clone(), of_output);
         }
-        Ok((output.name.clone(), classification::labels(&String::from_utf8_lossy(&bytes))))
-    };
-    let in_output = |output| read(output).map_err(|text: String| format!("output '{}': {text}", output.name));
-    named.map(in_output).collect()
+    }
+    Ok(labels)
 }
 
-/// Returns the warm-ups of instances, after making and dropping the requests of each: errors are those of the load.
+fn read_labels(config: &ModelConfig, output: &TensorSpec, directory: &Path) -> Result<Vec<String>, String> {
+    let path = model_file(directory, &output.label_filename)?;
+    let bytes =
+        scan::read(&path).map_err(|error| format!("label file '{}' cannot be read: {error}", path.display()))?;
+    if let Err(error) = std::str::from_utf8(&bytes) {
+        tracing::warn!(
+            model = config.name,
+            output = output.name,
+            "label file '{path}' is not UTF-8 at byte {at}: invalid bytes are replaced with U+FFFD",
+            path = path.display(),
+            at = error.valid_up_to()
+        );
+    }
+    Ok(classification::labels(&String::from_utf8_lossy(&bytes)))
+}
+
+/// Returns the warm-ups of instances, after making and dropping the requests of each: an error in them is an error of the load.
 async fn warmups(config: &Arc<ModelConfig>, version: &Path) -> Result<Vec<WarmUp>, String> {
     if config.warmups.is_empty() {
         return Ok(Vec::new());
     }
     let directory = version.parent().unwrap_or(version).join("warmup");
-    let warm_up = |(index, warmup): (usize, &Warmup)| {
-        let (config, directory) = (config.clone(), directory.clone());
-        let make = Box::new(move || match config.warmups.get(index) {
-            Some(warmup) => warm_up_batch(&config, warmup, &directory),
-            None => Err(format!("warm-up {index} does not exist")),
+    let mut all = Vec::new();
+    for (index, warmup) in config.warmups.iter().enumerate() {
+        let config = config.clone();
+        let directory = directory.clone();
+        all.push(WarmUp {
+            name: warmup.name.clone(),
+            count: warmup.count,
+            make: Box::new(move || match config.warmups.get(index) {
+                Some(warmup) => warm_up_batch(&config, warmup, &directory),
+                None => Err(format!("warm-up {index} does not exist")),
+            }),
         });
-        WarmUp { name: warmup.name.clone(), count: warmup.count, make }
-    };
-    let all: Vec<WarmUp> = config.warmups.iter().enumerate().map(warm_up).collect();
-    let check = move || {
+    }
+    let checked = blocking::run(move || {
         for warm_up in &all {
             (warm_up.make)().map_err(|text| format!("warmup '{}': {text}", warm_up.name))?;
         }
         Ok(all)
-    };
-    blocking::run(check).await.unwrap_or_else(|error| Err(error.to_string()))
+    });
+    checked.await.unwrap_or_else(|error| Err(error.to_string()))
 }
 
 /// Makes the requests of a warm-up; `directory` is `warmup` beside the versions. Blocks.
 fn warm_up_batch(config: &ModelConfig, warmup: &Warmup, directory: &Path) -> Result<WarmUpBatch, String> {
-    let file = |name: &str| {
+    let WarmupBatch { requests, controls } = warmup.requests(config, |name: &str| {
         let path = model_file(directory, name)?;
         scan::read(&path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))
-    };
-    let WarmupBatch { requests, controls } = warmup.requests(config, file)?;
-    let checked = requests.into_iter().map(|mut request| {
+    })?;
+    let mut parts = Vec::new();
+    for mut request in requests {
         let checked = config.check(&mut request).map_err(|error| error.to_string())?;
-        Ok::<_, String>((request, checked))
-    });
-    Ok(WarmUpBatch { parts: checked.collect::<Result<_, _>>()?, controls })
+        parts.push((request, checked));
+    }
+    Ok(WarmUpBatch { parts, controls })
 }

@@ -1,28 +1,31 @@
-//! Converts a batch's reply into answers. Answers are recorded before they are sent, so that clients find them in the statistics.
+//! Answers: made of the replies of workers, stored in the response cache, recorded, and sent to the clients, in order if the model
+//! keeps one. Answers are recorded before they are sent, so that clients find them in the statistics.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use pharos::error::InferError;
 use pharos::id::RequestId;
 use pharos::infer::InferResponse;
-use pharos::metrics::record::{self, Failed};
+use pharos::metrics::record::{self, Failed, MissTimes};
 use pharos::timeline::{Instant, Timeline};
-use pharos::wire::{Done, OutputBlock};
+use pharos::wire::{Done, OutputBlock, Response};
 
-use super::cached::record_miss;
-use super::{Answer, Driver, Request, request_trace};
+use super::queue::record_miss;
+use super::{Driver, InferResult, Request, State, request_trace};
 use crate::wire::{Part, Scattered, SharedLink};
 use pharos_os::clock;
 
 impl Driver {
-    /// Records a batch that its worker had from the first to the second time, and answers its requests.
+    /// Records a batch that ran from `since` to `now`, and answers its requests.
     pub(super) fn answer_batch(
         &self,
         mut requests: Vec<(RequestId, Request)>,
         link: &SharedLink,
         done: &Done,
-        (since, now): (Instant, Instant),
+        since: Instant,
+        now: Instant,
     ) {
         if self.config.decoupled {
             return self.finish_streams(requests, link, done, now.ns_since(since));
@@ -50,6 +53,34 @@ impl Driver {
             self.record_times(&answers, done, now.ns_since(since));
         }
         self.leave(requests.into_iter().zip(answers));
+        link.send_released_if_many();
+    }
+
+    /// Answers a request of an ordinary model after its batch.
+    pub(super) fn answer_deferred(&self, id: RequestId, mut request: Request, link: &SharedLink, frame: Response) {
+        let part = request.part.clone();
+        let mut answer = self.answer_of(&part, link, &frame.outputs);
+        if let Some(error) = frame.error {
+            answer = Err(error.into());
+        }
+        let mut timeline = part.request.timeline;
+        timeline.compute = frame.stamps;
+        timeline.request_end = clock::now();
+        if let Ok(response) = &mut answer {
+            response.timeline = timeline;
+            response.parameters = frame.parameters;
+        }
+        request_trace::answered(&part.request, &answer, Some(&timeline));
+        let missed = self.store(&mut request, &answer);
+        {
+            let _transaction = self.series.begin();
+            if let (Some(times), Ok(response)) = (missed, &mut answer) {
+                record_miss(&self.series, times, response);
+                timeline = response.timeline;
+            }
+            self.record_one(&part, &answer, &timeline, request.reply.is_closed());
+        }
+        self.turn(clock::now(), |state| self.finish(state, id, request, answer));
         link.send_released_if_many();
     }
 
@@ -82,11 +113,34 @@ impl Driver {
         answers.into_iter().try_for_each(|answer| answer.map(drop))
     }
 
-    /// Counts the execution of a batch. Returns its size as it is counted.
-    pub(super) fn record_batch(&self, parts: &[Arc<Part>], done: &Done) -> u64 {
-        let rows: u64 = parts.iter().map(|part| part.checked.batch_size).sum();
-        record::batch_executed(&self.series, rows, &done.stamps, clock::wall_ms());
-        rows.max(1)
+    /// Returns one answer for each request, in batch order.
+    pub(super) fn answers(&self, parts: &[Arc<Part>], link: &SharedLink, done: &Done) -> Vec<InferResult> {
+        // Errors of a backend reach the client unchanged, without the request's id as prefix, as in Triton.
+        let outputs = match &done.error {
+            Some(error) => Err(error.clone().into()),
+            None => self.scattered(parts, link, &done.outputs),
+        };
+        let mut answers: Vec<InferResult> = match outputs {
+            Ok(responses) => responses.into_iter().map(Ok).collect(),
+            Err(error) => return parts.iter().map(|_| Err(error.clone())).collect(),
+        };
+        for (position, error) in &done.failed {
+            if let Some(answer) = answers.get_mut(*position as usize) {
+                *answer = Err(error.clone().into());
+            }
+        }
+        for (position, parameters) in &done.parameters {
+            if let Some(Ok(response)) = answers.get_mut(*position as usize) {
+                response.parameters.clone_from(parameters);
+            }
+        }
+        answers
+    }
+
+    /// Returns the response of a frame to one request.
+    pub(super) fn answer_of(&self, part: &Arc<Part>, link: &SharedLink, blocks: &[OutputBlock]) -> InferResult {
+        let mut responses = self.scattered(std::slice::from_ref(part), link, blocks)?;
+        responses.pop().ok_or_else(|| InferError::internal("no response"))
     }
 
     /// Returns the responses made of a worker's outputs. Counts outputs that differ from the configuration, and logs the first
@@ -117,34 +171,15 @@ impl Driver {
         Ok(responses)
     }
 
-    /// Returns one answer for each request, in batch order.
-    pub(super) fn answers(&self, parts: &[Arc<Part>], link: &SharedLink, done: &Done) -> Vec<Answer> {
-        // Errors of a backend reach the client unchanged, without the request's id as prefix, as in Triton.
-        let fail = |error: &InferError| Err(error.clone());
-        let outputs = match &done.error {
-            Some(error) => Err(error.clone().into()),
-            None => self.scattered(parts, link, &done.outputs),
-        };
-        let mut answers: Vec<Answer> = match outputs {
-            Ok(responses) => responses.into_iter().map(Ok).collect(),
-            Err(error) => return parts.iter().map(|_| fail(&error)).collect(),
-        };
-        for (position, error) in &done.failed {
-            let position = *position as usize;
-            if let Some(answer) = answers.get_mut(position) {
-                *answer = fail(&error.clone().into());
-            }
-        }
-        for (position, parameters) in &done.parameters {
-            if let Some(Ok(response)) = answers.get_mut(*position as usize) {
-                response.parameters.clone_from(parameters);
-            }
-        }
-        answers
+    /// Counts the execution of a batch. Returns its size as it is counted.
+    pub(super) fn record_batch(&self, parts: &[Arc<Part>], done: &Done) -> u64 {
+        let rows: u64 = parts.iter().map(|part| part.checked.batch_size).sum();
+        record::batch_executed(&self.series, rows, &done.stamps, clock::wall_ms());
+        rows.max(1)
     }
 
     /// Records the end of a request that may have had several responses, and whether its client had left before.
-    pub(super) fn record_one(&self, part: &Part, answer: &Answer, (timeline, is_abandoned): (&Timeline, bool)) {
+    pub(super) fn record_one(&self, part: &Part, answer: &InferResult, timeline: &Timeline, is_abandoned: bool) {
         let _transaction = self.series.begin();
         match answer {
             Ok(_) => {
@@ -177,7 +212,7 @@ impl Driver {
     }
 
     /// Adds the stamps to an answer, and records it and whether the client had left before.
-    fn record(&self, part: &Part, answer: &mut Answer, timeline: Timeline, is_abandoned: bool) {
+    fn record(&self, part: &Part, answer: &mut InferResult, timeline: Timeline, is_abandoned: bool) {
         request_trace::answered(&part.request, answer, Some(&timeline));
         match answer {
             Ok(response) => {
@@ -189,14 +224,53 @@ impl Driver {
     }
 
     /// Records the times of the successful requests, and the part of the batch's `elapsed_ns` that was not execution.
-    fn record_times(&self, answers: &[Answer], done: &Done, elapsed_ns: u64) {
+    fn record_times(&self, answers: &[InferResult], done: &Done, elapsed_ns: u64) {
         let timelines = answers.iter().flatten().map(|response| &response.timeline);
         let executed_ns = done.stamps.end.ns_since(done.stamps.start);
         record::batch_times(&self.series, timelines, elapsed_ns.saturating_sub(executed_ns));
     }
 
+    /// Stores the responses of a batch to requests that were not found, before they are sent. Returns the times that the cache took
+    /// for each request; empty if the model uses no cache.
+    pub(super) fn store_all(
+        &self,
+        requests: &mut [(RequestId, Request)],
+        answers: &[InferResult],
+    ) -> Vec<Option<MissTimes>> {
+        if self.cache.is_none() {
+            return Vec::new();
+        }
+        requests.iter_mut().zip(answers).map(|((_, request), answer)| self.store(request, answer)).collect()
+    }
+
+    /// Stores the response to a request that was not found, before it is sent. Errors are not stored; the next request that waits
+    /// for the same response is executed.
+    pub(super) fn store(&self, request: &mut Request, answer: &InferResult) -> Option<MissTimes> {
+        let cache = self.cache.as_ref()?;
+        let miss = request.miss.take()?;
+        let response = answer.as_ref().ok()?;
+        Some(if self.may_cache() { cache.store(miss, response) } else { miss.pass_on(response) })
+    }
+
+    /// Returns whether responses may be found and stored in a response cache: all instances execute the loaded files.
+    pub(crate) fn may_cache(&self) -> bool {
+        !self.caching_stopped.load(Ordering::Acquire)
+    }
+
+    /// Ends the use of response caches, also by ensembles, because an instance is about to execute other files than the model
+    /// was loaded with.
+    pub(crate) fn stop_caching(&self) {
+        if !self.caching_stopped.swap(true, Ordering::AcqRel) {
+            tracing::warn!(
+                model = %self.model,
+                "a worker has started with files that have changed since the load of the model began: responses of the model and of \
+                 its ensembles are not cached until it is loaded again"
+            );
+        }
+    }
+
     /// Sends answers to the clients, in order if the model keeps one.
-    fn leave(&self, answers: impl Iterator<Item = ((RequestId, Request), Answer)>) {
+    fn leave(&self, answers: impl Iterator<Item = ((RequestId, Request), InferResult)>) {
         if self.ordered {
             let now = clock::now();
             self.turn(now, |state| {
@@ -207,6 +281,20 @@ impl Driver {
             return;
         }
         for ((_, request), answer) in answers {
+            request.reply.send(answer);
+        }
+    }
+
+    /// Sends an answer that was made under the lock, through the order if the model keeps one. Sending on a oneshot channel only
+    /// stores the answer and wakes a task.
+    pub(super) fn finish(&self, state: &mut State, id: RequestId, mut request: Request, answer: InferResult) {
+        // Requests that wait for the same response must not also wait for this answer's turn.
+        request.miss = None;
+        let leaving = match &mut state.order {
+            Some(order) => order.finish(id, (request, answer)),
+            None => Some((request, answer)),
+        };
+        if let Some((request, answer)) = leaving {
             request.reply.send(answer);
         }
     }
