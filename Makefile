@@ -2,7 +2,8 @@
 # `make help` lists all targets. Recipes with more than a few commands are scripts, which recipes name.
 .DEFAULT_GOAL := help
 .PHONY: help serve speech text cluster sklearn xgboost pytorch example-backends build test test-rust test-clients test-under-load smoke \
-  soak lint bench bench-peers bench-many-models bench-growth fuzz simulate mutants tools python-worker wheel images release kserve-sdk gpu-pack
+  soak lint bench bench-peers bench-many-models bench-growth fuzz simulate mutants tools python-worker test-workers wheel images release kserve-sdk \
+  gpu-pack
 
 # Scripts have the same defaults, and get other values by the environment.
 CARGO ?= cargo
@@ -56,13 +57,12 @@ cluster: build ## three servers behind Envoy, restarted under load; CLUSTER_FLAG
 	.ci/venv $(VENV)-$@ -r examples/cluster/requirements.txt
 	$(VENV)-$@/bin/python examples/cluster/cluster.py --server $(TARGET)/release/pharos $(CLUSTER_FLAGS)
 
-# Built together with the other packages: alone, its dependencies would have other features and be compiled again.
-.PHONY: $(TARGET)/release/pharos-worker-scale
-$(TARGET)/release/pharos-worker-scale: tools
-	$(CARGO) build $(PROFILE) --locked -p pharos -p pharos-frontend -p pharos-worker -p pharos-worker-scale
+# Built together with the other packages: alone, their dependencies would have other features and be compiled again.
+test-workers: tools ## builds the server, the worker with the backend of the tests, and the example backend in Rust
+	$(CARGO) build $(PROFILE) --locked -p pharos -p pharos-frontend -p pharos-worker -p pharos-worker-scale -p pharos-test-backends
 
 BACKENDS := $(TARGET)/release/backends
-example-backends: $(TARGET)/release/pharos-worker-scale ## builds the example backends into the folder where the server searches for them
+example-backends: test-workers ## builds the example backends into the folder where the server searches for them
 	mkdir -p $(BACKENDS)/normalize $(BACKENDS)/scale
 	cc -std=c11 -O2 -Wall -shared -fPIC -I worker/include -o $(BACKENDS)/normalize/libpharos_normalize.so examples/backend_c/normalize.c -lm
 	ln -sf ../../pharos-worker-scale $(BACKENDS)/scale/pharos-worker-scale
@@ -99,23 +99,23 @@ test: test-rust test-clients ## all tests; those that need Debian's prometheus, 
 test-rust: tools $(VENV)/ready ## the Rust tests
 	.ci/test-rust $(TARGET)
 
-test-clients: build $(TARGET)/release/pharos-worker-scale python-worker $(VENV)/ready ## the tests with real clients
+test-clients: test-workers python-worker $(VENV)/ready ## the tests with real clients
 	@.ci/require curl
 	PYTHONPATH=tests/python $(VENV)/bin/python -m harness.prometheus
 	PYTHONPATH=tests/python $(VENV)/bin/python -m harness.guest_kernel
 	PYTHONPATH=tests/python $(VENV)/bin/python -m deploy.schemas
 	$(SERVER) $(CLIENT_TESTS) -q -rs --durations=50 tests/python
 
-smoke: build python-worker $(VENV)/ready ## a choice of the client tests of every area, in under a minute
+smoke: test-workers python-worker $(VENV)/ready ## a choice of the client tests of every area, in under a minute
 	$(SERVER) $(CLIENT_TESTS) -q -rs -m smoke tests/python
 
 LOAD_RUNS ?= 1
 LOAD_PROCESSES ?= 8
-test-under-load: build $(TARGET)/release/pharos-worker-scale python-worker $(VENV)/ready ## the client tests in LOAD_PROCESSES processes, LOAD_RUNS times
+test-under-load: test-workers python-worker $(VENV)/ready ## the client tests in LOAD_PROCESSES processes, LOAD_RUNS times
 	PHAROS_PEERS=none PHAROS_TEST_PROCESSES=$(LOAD_PROCESSES) $(SERVER) nice -n 5 $(CLIENT_TESTS) -q --runs=$(LOAD_RUNS) tests/python
 
 SOAK_SECONDS ?= 60
-soak: build $(VENV)/ready ## tests that run for SOAK_SECONDS instead of seconds: samples, reloads, kills, models on demand
+soak: test-workers $(VENV)/ready ## tests that run for SOAK_SECONDS instead of seconds: samples, reloads, kills, models on demand
 	PHAROS_SOAK_S=$(SOAK_SECONDS) PHAROS_RELOADS=100 $(SERVER) $(VENV)/bin/python -m pytest -q -s -m soak --timeout=0 tests/python
 
 lint: tools ## the static checks
@@ -148,7 +148,8 @@ bench-peers: build python-worker ## this server beside LitServe, mosec, MLServer
 bench-many-models: build python-worker $(VENV)/ready ## a server with a hundred and a thousand models
 	$(SERVER) $(VENV)/bin/python tests/bench_many_models/run.py $(BENCH_FLAGS)
 
-bench-growth: build $(VENV)/ready ## how the cost grows with clients, models, instances and bytes, into target/bench-growth
+bench-growth: test-workers $(VENV)/ready ## how the cost grows with clients, models, instances and bytes, into target/bench-growth
+	mkdir -p $(BACKENDS)/test && ln -sf ../../pharos-worker-test $(BACKENDS)/test/
 	$(CARGO) build $(PROFILE) --locked -p e2e --bin bench
 	ulimit -n $$(ulimit -H -n); $(SERVER) $(VENV)/bin/python tests/bench_growth/run.py \
 	  --bench $(TARGET)/release/bench --to $(TARGET)/bench-growth $(BENCH_FLAGS)

@@ -5,7 +5,7 @@ over sizes of tensors. Writes a table and a picture of the curves.
     make bench-growth
     make bench-growth BENCH_FLAGS="--only clients --rounds 1"
 
-All models are identities of the `builtin` backend, so that the server is what limits. The clients run on the same processors. See
+All models are identities without files, so that the server is what limits. The clients run on the same processors. See
 docs/src/internals/performance.md.
 """
 
@@ -28,14 +28,13 @@ import curves  # noqa: E402
 from harness.server import Server  # noqa: E402
 
 FUNCTION = 'parameters {{ key: "function" value {{ string_value: "{}" }} }}\n'
-TENSORS = """backend: "builtin"
-max_batch_size: 0
+TENSORS = """max_batch_size: 0
 input { name: "INPUT0" data_type: TYPE_UINT8 dims: [ -1 ] }
 output { name: "OUTPUT0" data_type: TYPE_UINT8 dims: [ -1 ] }
 """
-IDENTITY = TENSORS + FUNCTION.format("identity")
+IDENTITY = 'backend: "builtin"\n' + TENSORS + FUNCTION.format("identity")
 DELAY_MS = 2
-DELAY = TENSORS + FUNCTION.format("delay") + f'parameters {{ key: "delay_ms" value {{ string_value: "{DELAY_MS}" }} }}\n'
+DELAY = 'backend: "test"\n' + TENSORS + FUNCTION.format("delay") + f'parameters {{ key: "delay_ms" value {{ string_value: "{DELAY_MS}" }} }}\n'
 OPTIONS = [f"--http-max-input-size={1 << 28}", f"--grpc-max-input-size={1 << 28}"]
 KIB, MIB = 1 << 10, 1 << 20
 

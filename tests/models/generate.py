@@ -5,6 +5,7 @@ Run it after changing it, and commit what it writes: `python3 tests/models/gener
 committed files are what this script writes.
 """
 
+import re
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -31,6 +32,24 @@ DATATYPES = [
 ARITHMETIC = [name for name in DATATYPES if name not in ("BOOL", "BYTES")]
 
 
+BUILTIN_FUNCTIONS = ("identity", "add_sub")
+"""The functions of the server's backend `builtin`. All others are those of the tests' backend `test` (tests/backends)."""
+
+
+def backend_of(function: str) -> str:
+    """Returns the backend that has a function."""
+    return "builtin" if function in BUILTIN_FUNCTIONS else "test"
+
+
+def with_backend(config: str) -> str:
+    """Returns a configuration with the backend that has its function; the configuration of an ensemble as it is."""
+    if "ensemble" in config:
+        return config
+    function = re.search(r'key: "function"\s+value { string_value: "([^"]*)"', config)
+    is_for_tests = 'key: "echo_parameters"' in config or (function and function[1] not in BUILTIN_FUNCTIONS)
+    return f'backend: "{"test" if is_for_tests else "builtin"}"\n{config}'
+
+
 def config_type(datatype: str) -> str:
     """Returns the name of a datatype in a configuration: `TYPE_STRING` for BYTES, else `TYPE_` and the protocol's name."""
     return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
@@ -44,15 +63,15 @@ def tensor(kind: str, name: str, datatype: str, dims: list, extra: str = "") -> 
 
 
 def parameters(**values) -> str:
-    """Returns the `parameters` of the `builtin` backend."""
+    """Returns the `parameters` of a model."""
     entry = 'parameters {{\n  key: "{}"\n  value {{ string_value: "{}" }}\n}}\n'
     return "".join(entry.format(key, value) for key, value in values.items())
 
 
 def model(name: str, function: str, tensors: str, batch: int = 8, extra: str = "", **more) -> tuple:
-    """Returns a complete configuration of a `builtin` model, and its versions."""
+    """Returns a complete configuration of a model with this function, and its versions."""
     versions = more.pop("versions", [1])
-    text = f'name: "{name}"\nbackend: "builtin"\nmax_batch_size: {batch}\n{tensors}{extra}'
+    text = f'name: "{name}"\nbackend: "{backend_of(function)}"\nmax_batch_size: {batch}\n{tensors}{extra}'
     return name, text + parameters(function=function, **more), versions
 
 

@@ -1,5 +1,6 @@
 """Fixtures: the server that most tests share, separate servers for single tests, and a directory that other users can reach."""
 
+import contextlib
 import shutil
 import tempfile
 from pathlib import Path
@@ -17,9 +18,18 @@ def pytest_report_header(config):
 
 @pytest.fixture(scope="session", autouse=True)
 def executable():
-    """Ends the run with one message if the executable is missing, so that the tests do not fail one by one."""
+    """Ends the run with one message if an executable is missing, so that the tests do not fail one by one; places the worker of the
+    backend `test`."""
     if not binary().exists():
         pytest.exit(f"{binary()} does not exist: build it with `cargo build --release`, or set PHAROS_BIN", 2)
+    program = binary().with_name("pharos-worker-test")
+    if not program.exists():
+        pytest.exit(f"{program} does not exist: build it with `make test-workers`", 2)
+    # The server searches for backends beside its executable.
+    place = binary().with_name("backends") / "test" / program.name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        place.symlink_to(f"../../{program.name}")
 
 
 @pytest.fixture(scope="session")

@@ -234,7 +234,7 @@ pub(crate) const BANS: &[Ban] = &[
         advice: "the core and the worker are synchronous: the core decides, frontend/ performs it",
     },
     Ban {
-        within: &["worker/python/", "examples/backend_rust/"],
+        within: &["worker/python/", "examples/backend_rust/", "tests/backends/"],
         except: &[],
         paths: &["pharos_backend::runtime"],
         advice: "backends use the public interface of pharos_backend; its module `runtime` is for pharos-worker",

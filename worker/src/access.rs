@@ -1,4 +1,4 @@
-//! What the user of this process may access.
+//! The paths that the user of this process may access.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -25,21 +25,21 @@ pub(crate) fn check(arguments: impl Iterator<Item = OsString>) -> ExitCode {
 }
 
 fn refused(check: &AccessCheck) -> Option<String> {
-    let in_mode = |path: &Path, mode: Access| access(path, mode).map_err(io::Error::from);
+    let has_mode = |path: &Path, mode: Access| access(path, mode).map_err(io::Error::from);
     let read = check.read.iter().map(|path| (path, "read", can_read(path)));
-    let pass = check.pass.iter().map(|path| (path, "pass through", in_mode(path, Access::EXEC_OK)));
-    let write =
-        check.write.iter().map(|path| (path, "create files in", in_mode(path, Access::WRITE_OK | Access::EXEC_OK)));
-    let refused = |(path, what, result): (&std::path::PathBuf, &str, io::Result<()>)| {
-        Some(format!("{what} '{}': {}", path.display(), result.err()?))
-    };
-    read.chain(pass).chain(write).find_map(refused)
+    let pass = check.pass.iter().map(|path| (path, "pass through", has_mode(path, Access::EXEC_OK)));
+    let may_create = Access::WRITE_OK | Access::EXEC_OK;
+    let write = check.write.iter().map(|path| (path, "create files in", has_mode(path, may_create)));
+    read.chain(pass).chain(write).find_map(|(path, what, result)| {
+        let error = result.err()?;
+        Some(format!("{what} '{}': {error}", path.display()))
+    })
 }
 
 fn can_read(path: &Path) -> io::Result<()> {
     let read = match fs::metadata(path) {
         Ok(found) if found.is_dir() => {
-            // Names can be read, and what has them.
+            // The names in the directory can be read, and the files with these names reached.
             fs::read_dir(path).and_then(|_| Ok(access(path, Access::EXEC_OK)?))
         }
         Ok(_) => File::open(path).map(drop),

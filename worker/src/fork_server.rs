@@ -41,7 +41,7 @@ pub(crate) enum Served {
 /// Loads the modules, and serves until the frontend closes the connection. Returns also in each copy.
 ///
 /// # Errors
-/// The connection to the frontend is lost, or its messages are not those of the protocol.
+/// The connection to the frontend is lost, or its messages violate the protocol.
 pub(crate) fn serve(modules: &str) -> io::Result<Served> {
     let connection = fcntl_dupfd_cloexec(take(descriptors::SOCKET, "socket")?, FREE)?;
     let mut server = ForkServer { connection, copies: HashMap::new(), loaded: Vec::new() };
@@ -125,11 +125,13 @@ impl ForkServer {
         let mut parts = [IoSliceMut::new(&mut packet)];
         let received =
             rustix::io::retry_on_intr(|| recvmsg(&self.connection, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC))?;
-        let files = control.drain().flat_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(files) => files.collect(),
-            _ => Vec::new(),
-        });
-        let files = files.collect();
+        let files = control
+            .drain()
+            .flat_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(files) => files.collect(),
+                _ => Vec::new(),
+            })
+            .collect();
         match packet.get(..received.bytes) {
             None | Some([]) => Ok(None),
             Some(text) => Ok(Some((ForkRequest::decode(text)?, files))),

@@ -1,12 +1,6 @@
 //! A loaded model: executes the batches of Execute frames on the backend and reports their outcome.
 
-mod client_memory;
 mod inputs;
-/// Returns whether a batch can have requests with different numbers of strings, which only their details contain.
-fn has_ragged_text(config: &ModelConfig) -> bool {
-    config.inputs.iter().any(|input| input.allow_ragged_batch && input.datatype == DataType::Bytes)
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
 mod responder_tests;
@@ -41,8 +35,6 @@ use crate::backend::Registry;
 use crate::regions::ClientRegions;
 use crate::resident_memory::resident_memory;
 use crate::state::States;
-
-use inputs::batch_of;
 
 /// A loaded model instance.
 pub(crate) struct Instance {
@@ -87,17 +79,27 @@ impl Instance {
         };
         let backend = catch_unwind(AssertUnwindSafe(|| backends.create(&context, regions.cuda())))
             .unwrap_or_else(|panic| Err(load_error(format!("the backend panicked: {}", panic_text(&*panic)))))?;
-        let read = |file: &str| {
+        let states = States::new(&config, |file| {
             let path = Path::new(&load.initial_states).join(file);
             std::fs::read(&path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))
-        };
-        let states = States::new(&config, read).map_err(load_error)?;
+        })
+        .map_err(load_error)?;
         let grown = resident_memory().saturating_sub(before);
         runtime.metrics().flush();
-        let (state_bytes, instance, readiness) = (None, load.instance.clone(), backend.readiness());
+        let readiness = backend.readiness();
         let pinned = crate::pinning::pin(runtime.session(), regions.cuda());
-        let mut this =
-            Self { backend, config, runtime, regions, states, state_bytes, instance, grown, readiness, pinned };
+        let mut this = Self {
+            backend,
+            config,
+            runtime,
+            regions,
+            states,
+            state_bytes: None,
+            instance: load.instance.clone(),
+            grown,
+            readiness,
+            pinned,
+        };
         this.show_states();
         Ok(this)
     }
@@ -110,9 +112,19 @@ impl Instance {
         runtime: Runtime,
         regions: Arc<ClientRegions>,
     ) -> Self {
-        let (states, state_bytes, instance, grown, readiness) = (None, None, "m_0".to_owned(), 0, backend.readiness());
-        let pinned = 0;
-        Self { backend, config, runtime, regions, states, state_bytes, instance, grown, readiness, pinned }
+        let readiness = backend.readiness();
+        Self {
+            backend,
+            config,
+            runtime,
+            regions,
+            states: None,
+            state_bytes: None,
+            instance: "m_0".to_owned(),
+            grown: 0,
+            readiness,
+            pinned: 0,
+        }
     }
 
     /// Looks up the metric of the states' size, and records the current size.
@@ -175,16 +187,17 @@ impl Instance {
         let arrived = clock::now();
         let Self { backend, config, states, .. } = self;
         let timed = (!backend.records_its_times()).then_some(arrived);
-        let (runtime, regions) = (self.runtime.clone(), self.regions.clone());
+        let runtime = self.runtime.clone();
+        let regions = self.regions.clone();
         let session = runtime.session();
         // Memory is returned to the system only when the process is idle.
         session.arenas.outputs.release(&execute.released);
         session.metrics.batch_begins(&execute.requests);
         let start = clock::now();
         let bytes = states.as_ref().map(States::bytes);
-        let uses_regions = client_memory::uses_regions(execute);
-        let open = || client_memory::open(&mut regions.table_mut(), execute, &session.arenas);
-        let unusable = if uses_regions { open() } else { Vec::new() };
+        let uses_regions = inputs::uses_regions(execute);
+        let unusable =
+            if uses_regions { inputs::open(&mut regions.table_mut(), execute, &session.arenas) } else { Vec::new() };
         let table = uses_regions.then(|| regions.table());
         let loan = BatchLoan::new(&session.arenas, &*regions, execute);
         let mut outputs = Outputs::new(session, config, execute, start);
@@ -195,9 +208,9 @@ impl Instance {
         let result = if let Some(table) = &table {
             let access = engine.access(config);
             outputs.use_client_memory(ClientMemory::new(&**table, execute, access));
-            engine.execute_with_client_memory(config, (&loan, execute), &mut outputs, unusable)
+            engine.execute_with_client_memory(config, &loan, execute, &mut outputs, unusable)
         } else {
-            match batch_of(config, &session.arenas.inputs, &loan, execute) {
+            match inputs::batch_of(config, &session.arenas.inputs, &loan, execute) {
                 Ok(batch) => engine.execute(&batch, &mut outputs),
                 Err(error) => Ok(Err(error)),
             }
@@ -211,6 +224,11 @@ impl Instance {
         runtime.metrics().batch_executed(&done, timed);
         Executed { done, panicked, kept }
     }
+}
+
+/// Returns whether a batch can have requests with different numbers of strings, which only their details contain.
+fn has_ragged_text(config: &ModelConfig) -> bool {
+    config.inputs.iter().any(|input| input.allow_ragged_batch && input.datatype == DataType::Bytes)
 }
 
 /// The outcome of a batch.
@@ -254,7 +272,8 @@ impl Engine<'_> {
     fn execute_with_client_memory<'a>(
         self,
         config: &'a ModelConfig,
-        (loan, execute): (&BatchLoan<'a>, &'a Execute),
+        loan: &BatchLoan<'a>,
+        execute: &'a Execute,
         outputs: &mut Outputs<'a>,
         unusable: Vec<(u32, InferError)>,
     ) -> Outcome {
@@ -265,14 +284,14 @@ impl Engine<'_> {
                 outputs.fail(request as usize, error);
             }
         }
-        let gathered = match client_memory::gather(config, outputs.input_arena(), execute, outputs, &mut failed) {
+        let gathered = match inputs::gather(config, outputs.input_arena(), execute, outputs, &mut failed) {
             Ok(gathered) => gathered,
             Err(error) => return Ok(Err(error)),
         };
         outputs.inputs_ready();
-        let inputs = client_memory::inputs(config, execute, &gathered);
+        let inputs = inputs::inputs(config, execute, &gathered);
         match inputs.map(|inputs| Batch::new(config, loan, inputs)) {
-            Ok(batch) if client_memory::all_failed(&batch, &failed) => Ok(Ok(())),
+            Ok(batch) if inputs::all_failed(&batch, &failed) => Ok(Ok(())),
             Ok(batch) => self.execute(&batch, outputs),
             Err(error) => Ok(Err(error)),
         }
@@ -288,6 +307,8 @@ fn attempt(backend: &mut dyn Backend, batch: &Batch<'_>, outputs: &mut Outputs<'
 
 /// Returns the message of a panic.
 fn panic_text(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+    match panic.downcast_ref::<&str>() {
+        Some(text) => (*text).to_owned(),
+        None => panic.downcast_ref::<String>().cloned().unwrap_or_else(|| "no message".to_owned()),
+    }
 }

@@ -1,7 +1,8 @@
 //! The worker: a process that runs one instance of one model version for the frontend that started it.
 //!
-//! Deliberately synchronous: reads one batch at a time from a ring, computes it in place in shared memory, and answers. A
-//! backend that needs asynchronous work uses the [`Runtime`]. The worker never serves clients and never outlives its frontend.
+//! Deliberately synchronous: reads the frame of one batch at a time from a ring in shared memory, computes the batch in place in
+//! the arenas, and answers. A backend that needs asynchronous work uses the [`Runtime`]. The worker never serves clients and never
+//! outlives its frontend.
 
 #[allow(unsafe_code)]
 mod descriptors;
@@ -32,7 +33,7 @@ use pharos::wire::fork_server::FORK_SERVER;
 use pharos::wire::regions::PROBE;
 use pharos::wire::sandbox::{CHECK, SANDBOX};
 use pharos::wire::{Load, Loaded, ToFrontend, ToWorker, VERSION};
-use pharos_backend::runtime::{Reader, Sender, SessionParts, connect, map, wire_error};
+use pharos_backend::runtime::{Reader, Sender, connect, map, wire_error};
 use pharos_backend::{Create, Metrics, Runtime, load_error};
 
 use crate::backend::Registry;
@@ -158,8 +159,8 @@ pub fn end_with_the_frontend() -> std::io::Result<()> {
 /// Runs the process: loads the model, then answers batches.
 fn serve(inherited: Inherited, backends: &Registry) -> std::io::Result<()> {
     let watched = watch::end_with_the_frontend(&inherited.socket);
-    let connection = connect(inherited.socket, &inherited.frames)?;
-    answer(connection, inherited.memory, backends, |load| cuda_if_watched(watched, load))
+    let (reader, sender) = connect(inherited.socket, &inherited.frames)?;
+    answer(reader, sender, inherited.memory, backends, |load| cuda_if_watched(watched, load))
 }
 
 /// Returns the CUDA driver for a process that ends with the frontend.
@@ -175,7 +176,8 @@ const PANICKED: &str = "the backend panicked; its state may be corrupt, so this 
 
 /// Like [`serve`], with a given CUDA driver, or the reason why no model can be loaded.
 fn answer(
-    (mut reader, sender): (Reader, Sender),
+    mut reader: Reader,
+    sender: Sender,
     memory: SharedDescriptors,
     backends: &Registry,
     cuda: impl FnOnce(&Load) -> Result<Arc<Cuda>, InferError>,
@@ -188,27 +190,30 @@ fn answer(
             format!("frontend and worker are of different builds: wire versions {} and {VERSION}", load.wire_version);
         return sender.send(&ToFrontend::LoadFailed(text));
     }
-    let opened = cuda(&load).and_then(|cuda| open(&load, (reader, sender.clone()), memory, cuda));
+    let opened = cuda(&load).and_then(|cuda| open(&load, reader, sender.clone(), memory, cuda));
     let loaded = opened.and_then(|(runtime, regions)| {
-        Ok((instance(&load, (runtime.clone(), regions.clone()), backends)?, runtime, regions))
+        let (instance, description) = load_instance(&load, &runtime, &regions, backends)?;
+        Ok((instance, description, runtime, regions))
     });
-    let ((mut instance, loaded), runtime, regions) = match loaded {
+    let (mut instance, description, runtime, regions) = match loaded {
         Ok(loaded) => loaded,
         Err(error) => return sender.send(&ToFrontend::LoadFailed(wire_error(error).message)),
     };
-    sender.send(&ToFrontend::Loaded(loaded))?;
-    let (connection, cuda) = (&runtime.session().connection, regions.cuda());
+    sender.send(&ToFrontend::Loaded(description))?;
+    let connection = &runtime.session().connection;
+    let cuda = regions.cuda();
     while let Some(frame) = connection.receive()? {
         match frame {
             ToWorker::Execute(execute) => {
                 let Executed { done, panicked, kept } = instance.execute(&execute);
-                let (open, failed) = (!done.open.is_empty(), done.error.is_some() || !done.failed.is_empty());
+                let is_open = !done.open.is_empty();
+                let has_failed = done.error.is_some() || !done.failed.is_empty();
                 sender.send_done(done)?;
                 drop(kept);
-                if open {
+                if is_open {
                     connection.batch_announced(execute.batch);
                 }
-                cuda.check_after_failure(failed || open);
+                cuda.check_after_failure(has_failed || is_open);
                 if panicked {
                     return Err(std::io::Error::other(PANICKED));
                 }
@@ -232,39 +237,42 @@ fn answer(
     Ok(())
 }
 
-/// Loads the model, and starts the thread that answers whether it is ready, if the backend can tell.
-///
-/// # Errors
-/// Why the model cannot be loaded, for the user.
-fn instance(
-    load: &Load,
-    (runtime, regions): (Runtime, Arc<ClientRegions>),
-    backends: &Registry,
-) -> Result<(Instance, Loaded), InferError> {
-    let mut instance = Instance::load(load, runtime.clone(), regions, backends)?;
-    let loaded = instance.loaded();
-    let started = instance.take_readiness().map_or(Ok(()), |readiness| runtime.answer_readiness(readiness));
-    started.map_err(|error| load_error(format!("the worker cannot start a thread: {error}")))?;
-    Ok((instance, loaded))
-}
-
 /// Maps the shared memory and opens the metrics.
 ///
 /// # Errors
 /// Why the model cannot be loaded, for the user.
 fn open(
     load: &Load,
-    (mut reader, sender): (Reader, Sender),
+    mut reader: Reader,
+    sender: Sender,
     descriptors: SharedDescriptors,
     cuda: Arc<Cuda>,
 ) -> Result<(Runtime, Arc<ClientRegions>), InferError> {
-    let arenas = map(&descriptors.inputs, &descriptors.outputs);
-    let arenas = arenas.map_err(|error| load_error(format!("cannot map the shared memory: {error}")))?;
-    let metrics = Metrics::open(&descriptors.metrics, descriptors.wakeup, load);
-    let metrics = metrics.map_err(|error| load_error(format!("cannot open the metrics: {error}")))?;
+    let (inputs, outputs) = map(&descriptors.inputs, &descriptors.outputs)
+        .map_err(|error| load_error(format!("cannot map the shared memory: {error}")))?;
+    let metrics = Metrics::open(&descriptors.metrics, descriptors.wakeup, load)
+        .map_err(|error| load_error(format!("cannot open the metrics: {error}")))?;
     let regions = Arc::new(ClientRegions::new(descriptors.regions, cuda));
-    let devices = regions.clone();
     reader.set_spin(Duration::from_micros(load.spin_us.into()));
-    let connection = (reader, sender);
-    Ok((Runtime::new(SessionParts { connection, arenas, metrics, devices }), regions))
+    Ok((Runtime::new(reader, sender, inputs, outputs, metrics, regions.clone()), regions))
+}
+
+/// Loads the model, and starts the thread that answers whether it is ready, if the backend can tell.
+///
+/// # Errors
+/// Why the model cannot be loaded, for the user.
+fn load_instance(
+    load: &Load,
+    runtime: &Runtime,
+    regions: &Arc<ClientRegions>,
+    backends: &Registry,
+) -> Result<(Instance, Loaded), InferError> {
+    let mut instance = Instance::load(load, runtime.clone(), regions.clone(), backends)?;
+    let description = instance.loaded();
+    if let Some(readiness) = instance.take_readiness() {
+        runtime
+            .answer_readiness(readiness)
+            .map_err(|error| load_error(format!("the worker cannot start a thread: {error}")))?;
+    }
+    Ok((instance, description))
 }

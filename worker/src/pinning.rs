@@ -19,13 +19,20 @@ pub(crate) fn pin(session: &Session, cuda: &Arc<Cuda>) -> u64 {
     let register = |start, len| register(cuda, start, len);
     let inputs = session.arenas.inputs.pin(device.pinned, register);
     let outputs = session.arenas.outputs.pin(device.pinned, register);
-    let in_use = || Fault::Refused("outputs are in use at the end of the range".to_owned());
-    let outputs = outputs.and_then(|pinned| pinned.ok_or_else(in_use));
-    let warned = |fault: Fault| {
-        let number = device.number;
-        eprintln!("pharos-worker: cannot pin memory for copies from and to GPU {number}: {fault}");
-    };
-    [inputs, outputs].into_iter().map(|pinned| pinned.map_err(warned).unwrap_or(0)).sum()
+    let outputs = outputs.and_then(|pinned| {
+        pinned.ok_or_else(|| Fault::Refused("outputs are in use at the end of the range".to_owned()))
+    });
+    [inputs, outputs]
+        .into_iter()
+        .map(|pinned| {
+            pinned
+                .map_err(|fault| {
+                    let number = device.number;
+                    eprintln!("pharos-worker: cannot pin memory for copies from and to GPU {number}: {fault}");
+                })
+                .unwrap_or(0)
+        })
+        .sum()
 }
 
 /// Memory registered with the driver.

@@ -9,22 +9,25 @@ mod cuda;
 mod fault;
 #[allow(unsafe_code)]
 mod mapping;
-mod packet;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;
 
 use std::collections::HashMap;
-use std::io;
-use std::os::fd::OwnedFd;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::region::CUDA_HANDLE;
 use pharos::wire::ToFrontend;
-use pharos::wire::regions::{RegionDescription, RegionLocation};
+use pharos::wire::regions::{MAX_PACKET, MAX_REGIONS_PER_PACKET, RegionDescription, RegionLocation, decode};
 use pharos_backend::runtime::{Arenas, Devices, RegionRange, Regions};
 use pharos_backend::{DeviceMemory, ReceivedOnDevice, run_error};
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 
 use mapping::Mapping;
 
@@ -53,7 +56,7 @@ impl ClientRegions {
 
     /// Returns the regions.
     pub(crate) fn table(&self) -> RwLockReadGuard<'_, RegionTable> {
-        self.table.read().unwrap_or_else(PoisonError::into_inner)
+        self.table.read()
     }
 
     /// Unmaps removed regions, and lets the frontend announce others again whose descriptors were lost meanwhile.
@@ -65,7 +68,7 @@ impl ClientRegions {
 
     /// Returns the regions for opening or removing some.
     pub(crate) fn table_mut(&self) -> RwLockWriteGuard<'_, RegionTable> {
-        self.table.write().unwrap_or_else(PoisonError::into_inner)
+        self.table.write()
     }
 }
 
@@ -187,7 +190,7 @@ impl RegionTable {
     fn receive(&mut self, ids: &[u64]) -> io::Result<()> {
         let is_incomplete = |known: Option<&Known>| known.is_none_or(Known::lacks_descriptor);
         while ids.iter().any(|id| is_incomplete(self.known.get(id))) {
-            let Some(regions) = packet::receive(&self.socket)? else { return Ok(()) };
+            let Some(regions) = receive_packet(&self.socket)? else { return Ok(()) };
             for (region, file) in regions {
                 let known = Known { region, file, memory: None };
                 if known.lacks_descriptor() {
@@ -225,7 +228,8 @@ impl Regions for RegionTable {
         match &known.memory {
             Some(Memory::System(mapping)) if mapping.copy_out(offset, into) => Ok(()),
             Some(Memory::Cuda(opened)) => {
-                let (device, address) = (opened.memory().device(), opened.memory().address() + offset);
+                let device = opened.memory().device();
+                let address = opened.memory().address() + offset;
                 let read = call(&self.cuda, device, |driver| driver.read(device, address, into));
                 read.map_err(|why| known.failed(&why.to_string()))
             }
@@ -239,7 +243,8 @@ impl Regions for RegionTable {
         match &known.memory {
             Some(Memory::System(mapping)) if mapping.copy_in(offset, from) => Ok(()),
             Some(Memory::Cuda(opened)) => {
-                let (device, address) = (opened.memory().device(), opened.memory().address() + offset);
+                let device = opened.memory().device();
+                let address = opened.memory().address() + offset;
                 let written = call(&self.cuda, device, |driver| driver.write(device, address, from));
                 written.map_err(|why| known.failed(&why.to_string()))
             }
@@ -291,18 +296,14 @@ impl Known {
                 let failed = self.failed(why);
                 Err(InferError::new(ErrorCode::Unavailable, failed.reason, failed.message))
             }
-            (RegionLocation::Cuda { device, handle }, _) => self.open_on_device(cuda, (*device, handle)),
+            (RegionLocation::Cuda { device, handle }, _) => self.open_on_device(cuda, *device, handle),
         }
     }
 
-    fn open_on_device(
-        &self,
-        cuda: &Arc<Cuda>,
-        (number, handle): (u32, &[u8; CUDA_HANDLE]),
-    ) -> Result<Memory, InferError> {
+    fn open_on_device(&self, cuda: &Arc<Cuda>, number: u32, handle: &[u8; CUDA_HANDLE]) -> Result<Memory, InferError> {
         let failed = |why: Fault| self.failed(&why.to_string());
         let device = cuda.ordinal(number).map_err(failed)?;
-        let opened = Opened::new(cuda, (device, handle), self.region.byte_size).map_err(failed)?;
+        let opened = Opened::new(cuda, device, handle, self.region.byte_size).map_err(failed)?;
         opened.map(Memory::Cuda).map_err(|size| self.cut_off(&size.to_string()))
     }
 
@@ -325,4 +326,44 @@ fn failed(text: String) -> InferError {
 
 fn outside(id: u64) -> InferError {
     failed(format!("a range is not in shared memory region {id}"))
+}
+
+/// A region, with its descriptor if it has one.
+type Received = (RegionDescription, Option<OwnedFd>);
+
+/// Receives the regions of the next packet, each with its descriptor if it has one; `None` when there is no packet.
+///
+/// # Errors
+/// The packet is invalid, descriptors are missing, or the socket fails.
+fn receive_packet(socket: impl AsFd) -> io::Result<Option<Vec<Received>>> {
+    let mut packet = vec![0; MAX_PACKET];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_REGIONS_PER_PACKET))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let received = match recvmsg(socket, &mut [IoSliceMut::new(&mut packet)], &mut control, flags) {
+        Ok(received) if received.bytes > 0 => received,
+        // Closed: the connection reports that as well.
+        Ok(_) | Err(Errno::AGAIN) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let mut files = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            files.extend(rights);
+        }
+    }
+    let regions = decode(packet.get(..received.bytes).unwrap_or_default()).map_err(io::Error::other)?;
+    let wanted = regions.iter().filter(|region| matches!(region.location, RegionLocation::System { .. })).count();
+    if received.flags.intersects(ReturnFlags::TRUNC)
+        || (wanted != files.len() && !received.flags.intersects(ReturnFlags::CTRUNC))
+    {
+        return Err(io::Error::other(format!("a packet of {wanted} regions has {} descriptors", files.len())));
+    }
+    // The kernel drops descriptors at the end when this process has no room for them.
+    let mut files = files.into_iter();
+    let with_files = regions.into_iter().map(|region| {
+        let file = if matches!(region.location, RegionLocation::System { .. }) { files.next() } else { None };
+        (region, file)
+    });
+    Ok(Some(with_files.collect()))
 }

@@ -14,10 +14,12 @@ const EXACT: (u32, u32) = (6, 16);
 /// `smaps_rollup`, for an older kernel, takes 0.3 ms and more: it walks all pages, and other threads may not map memory meanwhile.
 pub(crate) fn resident_memory() -> u64 {
     let statm = || of_statm(&fs::read_to_string("/proc/self/statm").ok()?, page_size() as u64);
-    let rollup = || of_rollup(&fs::read_to_string("/proc/self/smaps_rollup").ok()?);
     let is_exact = version(&uname().release().to_string_lossy()).is_some_and(|version| version >= EXACT);
-    let bytes = if is_exact { statm() } else { rollup().or_else(statm) };
-    bytes.unwrap_or(0)
+    if is_exact {
+        return statm().unwrap_or(0);
+    }
+    let rollup = fs::read_to_string("/proc/self/smaps_rollup").ok().and_then(|text| of_rollup(&text));
+    rollup.or_else(statm).unwrap_or(0)
 }
 
 /// Returns the first two numbers of a release, for example of `6.18.4-amd64`.
@@ -34,8 +36,9 @@ fn of_statm(text: &str, page_size: u64) -> Option<u64> {
 
 /// Returns the resident bytes in the text of `smaps_rollup`.
 fn of_rollup(text: &str) -> Option<u64> {
-    let kilobytes = |line: &str| line.strip_prefix("Rss:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok();
-    Some(text.lines().find_map(kilobytes)? << 10)
+    let value = text.lines().find_map(|line| line.strip_prefix("Rss:"))?;
+    let kilobytes: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kilobytes << 10)
 }
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ const FAILED: u8 = 125;
 /// The newest version of Landlock whose rights are used.
 const LANDLOCK: ABI = ABI::V6;
 
-/// System calls that no model needs: of debuggers, of the machine's administration, and those that reach other processes, such as
+/// System calls that no model needs: calls of debuggers, of the machine's administration, and calls that reach other processes, such as
 /// System V memory. Calls of `io_uring` are among them, because its operations bypass the filter.
 const REFUSED: [i64; 60] = [
     libc::SYS_acct,
@@ -251,8 +251,12 @@ fn restrict_files(permissions: &Permissions) -> Result<RestrictionStatus, Box<dy
         rules = rules.handle_access(AccessNet::from_all(LANDLOCK))?;
     }
     let threads = rustix::fs::open(THREADS, OFlags::PATH, Mode::empty())?;
-    let beneath = permissions.beneath.iter().filter_map(|(root, path)| beneath::open(root, path).ok());
-    let beneath = beneath.map(readable).collect::<Result<Vec<_>, Errno>>()?;
+    let beneath = permissions
+        .beneath
+        .iter()
+        .filter_map(|(root, path)| beneath::open(root, path).ok())
+        .map(readable)
+        .collect::<Result<Vec<_>, Errno>>()?;
     let rules = rules
         .create()?
         .add_rules(beneath.into_iter().map(Ok::<_, RulesetError>))?
@@ -318,7 +322,7 @@ fn conditional() -> Result<Rules, seccompiler::BackendError> {
     Ok(rules)
 }
 
-/// Returns the rules for sockets. Those of the internet exist only with a network. Pairs have no datagrams, because a datagram
+/// Returns the rules for sockets. Internet sockets exist only with a network. Pairs have no datagrams, because a datagram
 /// socket can send to any other one of the machine.
 ///
 /// CUDA listens on a Unix socket of the type `SOCK_SEQPACKET`, to exchange descriptors with other processes that use the device.
@@ -348,12 +352,14 @@ fn sockets(permissions: &Permissions) -> Result<Rules, seccompiler::BackendError
 fn with_type(conditions: &[SeccompCondition], types: &[i32]) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     /// The bits of a socket's type; the others are flags.
     const TYPE: u64 = 0xf;
-    let rule = |kind: &i32| {
-        let is_type = SeccompCmpOp::MaskedEq(TYPE);
-        let kind = SeccompCondition::new(1, SeccompCmpArgLen::Qword, is_type, u64::from(kind.unsigned_abs()))?;
-        SeccompRule::new([conditions, &[kind]].concat())
-    };
-    types.iter().map(rule).collect()
+    types
+        .iter()
+        .map(|kind: &i32| {
+            let is_type = SeccompCmpOp::MaskedEq(TYPE);
+            let kind = SeccompCondition::new(1, SeccompCmpArgLen::Qword, is_type, u64::from(kind.unsigned_abs()))?;
+            SeccompRule::new([conditions, &[kind]].concat())
+        })
+        .collect()
 }
 
 /// Returns a filter that fails these system calls with an error number, or skips them with success if the number is 0.

@@ -158,11 +158,11 @@ impl States {
         let mut parts: Vec<(Option<&Vec<Kept>>, Vec<u32>)> = Vec::new();
         for (position, request) in (0u32..).zip(requests) {
             let own = self.of(request);
-            let alike = |other: &Option<&Vec<Kept>>| match (own, other) {
+            let part = parts.iter_mut().find(|(other, _)| match (own, other) {
                 (Some(own), Some(other)) => own.iter().zip(*other).all(|(own, other)| own.shape == other.shape),
                 (None, _) | (_, None) => true,
-            };
-            match parts.iter_mut().find(|(other, _)| alike(other)) {
+            });
+            match part {
                 Some((other, positions)) => {
                     *other = other.or(own);
                     positions.push(position);
@@ -180,7 +180,8 @@ impl States {
     }
 
     fn gather_one(&self, state: usize, requests: &[&BatchRequest]) -> Option<Gathered<'_>> {
-        let (spec, first) = (self.specs.get(state)?, self.first.get(state)?);
+        let spec = self.specs.get(state)?;
+        let first = self.first.get(state)?;
         let of = |request: &&BatchRequest| self.of(request)?.get(state);
         let model = requests.iter().find_map(of);
         let shape = model.map_or(&first.shape, |model| &model.shape);
@@ -269,18 +270,19 @@ pub(crate) fn rows_of(datatype: DataType, data: &[u8], rows: u64) -> Option<Vec<
         let len = data.len() / rows;
         return (0..rows).map(|row| data.get(row * len..(row + 1) * len)).collect();
     }
-    let lengths = bytes_elements(data).map(|element| element.map(|element| 4 + element.len()));
-    let lengths: Vec<usize> = lengths.collect::<Result<_, _>>().ok()?;
+    let lengths: Vec<usize> =
+        bytes_elements(data).map(|element| element.map(|element| 4 + element.len())).collect::<Result<_, _>>().ok()?;
     if !lengths.len().is_multiple_of(rows) {
         return None;
     }
     let mut rest = data;
     let per_row = lengths.len() / rows;
-    let row = |row: usize| {
-        let lengths = lengths.get(row * per_row..(row + 1) * per_row)?;
-        let (row, after) = rest.split_at_checked(lengths.iter().sum())?;
-        rest = after;
-        Some(row)
-    };
-    (0..rows).map(row).collect()
+    (0..rows)
+        .map(|row| {
+            let lengths = lengths.get(row * per_row..(row + 1) * per_row)?;
+            let (row, after) = rest.split_at_checked(lengths.iter().sum())?;
+            rest = after;
+            Some(row)
+        })
+        .collect()
 }

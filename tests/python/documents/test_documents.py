@@ -75,7 +75,7 @@ ENDS = """
 input [ { name: "IN" data_type: TYPE_STRING dims: [ 16 ] } ]
 output [ { name: "OUT" data_type: TYPE_STRING dims: [ 16 ] } ]
 """
-STATEFUL = """backend: "builtin"
+STATEFUL = """backend: "test"
 max_batch_size: 4
 parameters { key: "function" value { string_value: "accumulate" } }
 input [ { name: "IN" data_type: TYPE_FP32 dims: [ 2, 128 ] } ]

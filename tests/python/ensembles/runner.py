@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ensembles.ensemble_tables import INTEGERS, LOADS, MEMBERS, RUNS, SERVING, Run
 from harness import waiting
+from harness.generate import with_backend
 from harness.peers import Triton
 from harness.server import TRITON_MODELS
 from harness.waiting import DEADLINE_S
@@ -32,9 +33,9 @@ def build(target: Path, ensembles: list, live_triton: bool) -> Path:
             continue
         version = target / name / "1"
         version.mkdir(parents=True)
-        backend = "python" if live_triton else "builtin"
-        head = f'name: "{name}"\nbackend: "{backend}"\ninstance_group [ {{ kind: KIND_CPU }} ]\n'
-        (version.parent / "config.pbtxt").write_text(head + config + function)
+        head = f'name: "{name}"\ninstance_group [ {{ kind: KIND_CPU }} ]\n'
+        text = head + config + function
+        (version.parent / "config.pbtxt").write_text('backend: "python"\n' + text if live_triton else with_backend(text))
         if live_triton:
             shutil.copy(TRITON_MODELS / "model.py", version / "model.py")
     for ensemble in ensembles:

@@ -142,7 +142,7 @@ def server(tmp_path_factory):
     models = folder / "models"
     text = 'input [ { name: "VALUE" data_type: TYPE_INT32 dims: [ 1 ] } ]\n'
     text += 'output [ { name: "SUM" data_type: TYPE_INT32 dims: [ 1 ] }, { name: "BATCH" data_type: TYPE_STRING dims: [ 1 ] } ]\n'
-    text += 'backend: "builtin" max_batch_size: 2 parameters { key: "function" value { string_value: "sequence_sum" } }\n'
+    text += 'backend: "test" max_batch_size: 2 parameters { key: "function" value { string_value: "sequence_sum" } }\n'
     write(models, "controls", text + CONTROLS)
     for name, (initial, controls) in STATES.items():
         given = f"control_input [ {', '.join(controls)} ]" if controls else ""

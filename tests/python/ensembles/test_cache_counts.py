@@ -7,7 +7,7 @@ import random
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
-from ensembles.builtin_ensembles import ensemble, plain
+from ensembles.plain_ensembles import ensemble, plain
 from harness.models import write
 from harness.server import Server
 from harness.waiting import DEADLINE_S, eventually, pause_as_client, settled

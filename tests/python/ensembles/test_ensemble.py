@@ -49,7 +49,7 @@ TOGETHER = Ensemble(
 
 def delay_model(folder, name: str, seconds: float, more: str = ""):
     """Writes a model with one input and this execution time."""
-    config = f'backend: "builtin"\nmax_batch_size: 8\n{one_to_one("FP32")}{more}'
+    config = f'backend: "test"\nmax_batch_size: 8\n{one_to_one("FP32")}{more}'
     write(folder, name, config + parameters(function="delay", delay_ms=int(seconds * 1000)))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ensembles.builtin_ensembles import ensemble, plain
+from ensembles.plain_ensembles import ensemble, plain
 from harness.models import write
 from harness.sequence_models import config, controls
 from harness.processes import held
@@ -204,7 +204,7 @@ def test_gauges_are_sums_over_the_old_and_the_new_version(serve):
     eventually("the old version is unloaded", lambda: gauges() == idle)
 
 
-STATE = """backend: "builtin" max_batch_size: 4
+STATE = """backend: "test" max_batch_size: 4
 input [ { name: "X" data_type: TYPE_INT64 dims: [ 1 ] } ] output [ { name: "Y" data_type: TYPE_INT64 dims: [ 1 ] } ]
 parameters { key: "function" value { string_value: "accumulate" } }
 sequence_batching { direct { } state [ { input_name: "S" output_name: "T" data_type: TYPE_INT64 dims: [ 1 ] } ] }"""

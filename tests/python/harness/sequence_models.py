@@ -1,4 +1,4 @@
-"""Sequence models: configurations of the builtin function `sequence_sum` (`triton_models` implements it for a real Triton)."""
+"""Sequence models: configurations of the function `sequence_sum` (`triton_models` implements it for a real Triton)."""
 
 CONTROLS = {
     "START": "kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ]",
@@ -20,7 +20,7 @@ def corrid(datatype: str) -> str:
     return f"kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_{datatype}"
 
 
-def config(batching: str, batch: int = 4, backend: str = "builtin", instances: int = 1, dims: int = 1, **more) -> str:
+def config(batching: str, batch: int = 4, backend: str = "test", instances: int = 1, dims: int = 1, **more) -> str:
     """Returns a whole configuration; `batching` is the content of `sequence_batching`, `more` are parameters."""
     values = {"function": "sequence_sum"} | more
     entries = "".join(

@@ -4,7 +4,7 @@
 import shutil
 from pathlib import Path
 
-from harness.generate import parameters, tensor
+from harness.generate import parameters, tensor, with_backend
 from harness.server import TRITON_MODELS
 
 OPTIONAL = "    optional: true\n"
@@ -128,8 +128,7 @@ def build(target: Path, models: dict) -> Path:
     """Writes a repository for this server into the folder `target` and returns it."""
     for name, config in models.items():
         (target / name / "1").mkdir(parents=True)
-        backend = "" if "platform" in config else 'backend: "builtin"\n'
-        (target / name / "config.pbtxt").write_text(backend + config)
+        (target / name / "config.pbtxt").write_text(with_backend(config))
     return target
 
 

@@ -1,5 +1,6 @@
-"""Writes a repository for a real Triton from `builtin` models (see `triton_models/model.py`)."""
+"""Writes a repository for a real Triton from models without files (see `triton_models/model.py`)."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -42,7 +43,8 @@ def build(target: Path) -> Path:
         source = ROOT / model
         copy = target / source.name
         shutil.copytree(source, copy)
-        config = (copy / "config.pbtxt").read_text().replace('backend: "builtin"', 'backend: "python"')
+        config = (copy / "config.pbtxt").read_text()
+        config = re.sub('backend: "(builtin|test)"', 'backend: "python"', config)
         if "instance_group" not in config:
             config += "instance_group [ { kind: KIND_CPU } ]\n"
         (copy / "config.pbtxt").write_text(config)

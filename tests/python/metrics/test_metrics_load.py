@@ -1,7 +1,7 @@
 """Threads of models emit samples at full speed while their workers are killed: no committed sample is lost.
 
 Each `emit` model counts the samples that it has begun and recorded in memory that survives its process (see
-`worker/src/backend/emit.rs`); the test compares them with the counter in `/metrics`. `PHAROS_SOAK_S=60` is the long run of
+`tests/backends/src/emit.rs`); the test compares them with the counter in `/metrics`. `PHAROS_SOAK_S=60` is the long run of
 `make soak`; it prints its measurements (`-s` shows them).
 """
 

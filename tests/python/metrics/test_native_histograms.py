@@ -189,7 +189,7 @@ def test_prometheus_computes_the_latencies_of_the_load(tmp_path):
 
 
 DELAY = """
-backend: "builtin"
+backend: "test"
 input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
 output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
 parameters { key: "function" value { string_value: "delay" } }

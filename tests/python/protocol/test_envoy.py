@@ -18,7 +18,7 @@ REQUEST = json.dumps({"inputs": [tensor("INPUT0", "FP32", [1], [1.0])]})
 FAST_MS, SLOW_MS = 5, 50
 CLIENTS = 2
 MODEL = """
-backend: "builtin"
+backend: "test"
 input [ {{ name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }} ]
 output [ {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }} ]
 instance_group [ {{ count: 2 kind: KIND_CPU }} ]

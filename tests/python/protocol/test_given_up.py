@@ -20,7 +20,7 @@ REQUEST = one("FP32", [1, 2], [1, 2])
 
 def slow(seconds: float, batch=1, more="") -> str:
     """Returns a model with this execution time per batch."""
-    return f"""backend: "builtin" max_batch_size: {batch} {IO} {more}
+    return f"""backend: "test" max_batch_size: {batch} {IO} {more}
 parameters {{ key: "function" value {{ string_value: "delay" }} }}
 parameters {{ key: "delay_ms" value {{ string_value: "{int(seconds * 1000)}" }} }}
 """

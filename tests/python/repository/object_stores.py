@@ -20,6 +20,7 @@ from pathlib import Path
 import boto3
 import botocore.config
 
+from harness.generate import with_backend
 from harness.ports import free_ports
 from harness.waiting import DEADLINE_S, eventually
 from repository.repository_tables import model
@@ -99,12 +100,11 @@ class Store:
             self.s3.delete_object(Bucket=self.bucket, Key=found["Key"])
 
     def model(self, name: str, prefix="m/", versions=(1,), config="", **more):
-        """Writes a model of the backend `builtin`, its configuration last."""
+        """Writes a model, its configuration last."""
         for version in versions:
             self.put(f"{prefix}{name}/{version}/weights.bin", f"weights of {name} {version}")
         text = config or model(**more)
-        backend = "" if "ensemble" in text else 'backend: "builtin"\n'
-        self.put(f"{prefix}{name}/config.pbtxt", f'name: "{name}"\n{backend}{text}')
+        self.put(f"{prefix}{name}/config.pbtxt", with_backend(f'name: "{name}"\n{text}'))
 
 
 class Between(http.server.ThreadingHTTPServer):

@@ -18,6 +18,7 @@ from pathlib import Path
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from harness.generate import with_backend
 from harness.peers import Triton
 from harness.server import TRITON_MODELS
 from harness.waiting import DEADLINE_S, eventually, run_for, settled
@@ -69,8 +70,10 @@ class World:
 
     def configuration(self, name: str, config: str) -> str:
         """Returns the text of `config.pbtxt`."""
-        backend = "" if "ensemble" in config else f'backend: "{self.backend}"\n'
-        return f'name: "{name}"\n{backend}{config}'
+        text = f'name: "{name}"\n{config}'
+        if self.live_triton:
+            return text if "ensemble" in config else f'backend: "python"\n{text}'
+        return with_backend(text)
 
     def config(self, name, config):
         run_for("consecutively written files have different times", 0.01)

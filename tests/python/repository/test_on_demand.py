@@ -15,6 +15,7 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
+from harness.generate import with_backend
 from harness.inference import one
 from harness.models import IO, copy_models, write
 from harness.sequence_models import config as sequence_config, controls
@@ -27,7 +28,7 @@ from repository.repository_tables import ensemble, model
 MODE = "--model-control-mode=on-demand"
 VALUES = one("FP32", [1, 2], [3, 4])
 IDLE = "--model-idle-unload-secs=1"
-SLOW = """backend: "builtin" max_batch_size: 4 {io} {more}
+SLOW = """backend: "test" max_batch_size: 4 {io} {more}
 parameters {{ key: "function" value {{ string_value: "delay" }} }}
 parameters {{ key: "delay_ms" value {{ string_value: "{ms}" }} }}
 model_warmup [ {{ name: "slow" batch_size: 1 inputs {{ key: "INPUT0"
@@ -37,10 +38,10 @@ model_warmup [ {{ name: "slow" batch_size: 1 inputs {{ key: "INPUT0"
 
 
 def put(folder, name: str, config: str, versions=(1,)):
-    """Writes a model of the builtin backend."""
+    """Writes a model; its configuration has no backend."""
     for version in versions:
         (folder / name / str(version)).mkdir(parents=True)
-    (folder / name / "config.pbtxt").write_text(config if "platform" in config else f'backend: "builtin"\n{config}')
+    (folder / name / "config.pbtxt").write_text(with_backend(config))
 
 
 def entry(server, name: str) -> tuple:
@@ -340,7 +341,7 @@ def test_a_model_in_use_is_not_unloaded(start, tmp_path):
     put(folder, "member", model())
     put(folder, "outer", ensemble("outer", "member", "member"))
     text = sequence_config(f"max_sequence_idle_microseconds: 600000000 {controls()}")
-    put(folder, "sums", text.replace('backend: "builtin"', ""))
+    put(folder, "sums", text.replace('backend: "test"', ""))
     # Longer than a busy machine takes from one request to the next.
     server = start([], MODE, "--model-idle-unload-secs=3", repository=folder)
     assert_answers(server, "slow")
@@ -450,7 +451,7 @@ def test_an_ensemble_that_a_client_loads_is_not_unloaded_meanwhile(start, tmp_pa
     put(folder, "both", ensemble("both", "changed", "other"))
     server = start([], MODE, IDLE, repository=folder)
     assert_answers(server, "both")
-    (folder / "changed/config.pbtxt").write_text('backend: "builtin"\n' + model("delay", delay_ms="3000") + warm_up)
+    (folder / "changed/config.pbtxt").write_text(with_backend(model("delay", delay_ms="3000") + warm_up))
     status, answer = server.ask("POST", "/v2/repository/models/both/load", b"{}")
     assert status == 200, answer
     assert unloads(server, "both") == 0

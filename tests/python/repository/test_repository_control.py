@@ -438,7 +438,7 @@ def sequence(world, number: int, value: int, start=False, end=False) -> tuple:
 
 def test_running_sequences_stay_on_the_replaced_model(serve):
     """A sequence continues on the model that has its state, while new sequences begin on the new model."""
-    text = sequences(f"max_sequence_idle_microseconds: 600000000 direct {{ }} {controls()}").replace('backend: "builtin"', "")
+    text = sequences(f"max_sequence_idle_microseconds: 600000000 direct {{ }} {controls()}").replace('backend: "test"', "")
     world = serve({"seq": (text, [1])})
     assert world.load("seq", {}) == [200, ""]
     assert sequence(world, 1, 10, start=True) == (200, 10)

@@ -5,6 +5,7 @@ import struct
 
 import pytest
 
+from harness.generate import backend_of
 from harness.inference import one
 from harness.models import IO, write
 from harness.sequence_models import config as sequence_config, controls
@@ -16,8 +17,8 @@ TEXT_IO = IO.replace("FP32", "STRING")
 
 
 def model(function: str, warmups: str, io=IO, batch=4) -> str:
-    """Returns a configuration of the builtin backend."""
-    return f"""backend: "builtin" max_batch_size: {batch} {io} {warmups}
+    """Returns a complete configuration."""
+    return f"""backend: "{backend_of(function)}" max_batch_size: {batch} {io} {warmups}
 parameters {{ key: "function" value {{ string_value: "{function}" }} }}
 parameters {{ key: "delay_ms" value {{ string_value: "300" }} }}
 """

@@ -9,14 +9,14 @@ REQUEST = one("FP32", [1, 2], [1, 2])
 
 
 def config(function: str, groups: str, parameters=None, more: str = "") -> str:
-    """Returns a configuration of the backend `builtin`."""
+    """Returns a configuration of the backend `test`."""
     text = "".join(
         f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
         for key, value in {"function": function, **(parameters or {})}.items()
     )
     tensor = 'name: "{}" data_type: TYPE_FP32 dims: [ -1 ]'
     return (
-        f'backend: "builtin"\nmax_batch_size: 4\ninput {{ {tensor.format("INPUT0")} }}\n'
+        f'backend: "test"\nmax_batch_size: 4\ninput {{ {tensor.format("INPUT0")} }}\n'
         f'output {{ {tensor.format("OUTPUT0")} }}\n{text}{groups}\n{more}\n'
     )
 

@@ -223,7 +223,7 @@ def test_files_that_cannot_be_used(start, tmp_path, text, words):
 
 # ---- headers that become parameters -----------------------------------------------------------------------------------
 
-ECHO = """backend: "builtin" max_batch_size: 4
+ECHO = """backend: "test" max_batch_size: 4
 input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
 output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
 parameters { key: "function" value { string_value: "identity" } }

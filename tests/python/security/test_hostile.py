@@ -36,7 +36,7 @@ pytestmark = pytest.mark.alone
 GROWTH_KB = 400_000
 """The limit of the frontend's memory growth during an attack; one HTTP/2 connection may send 16 MiB in advance, and answers
 to slow readers have 64 MiB here."""
-SLOW = f"""backend: "builtin"
+SLOW = f"""backend: "test"
 input {{ name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }}
 output {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }}
 parameters {{ key: "function" value {{ string_value: "delay" }} }}

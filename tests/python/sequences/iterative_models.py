@@ -3,7 +3,7 @@
 import numpy as np
 
 DELAY_MS = 10
-CONFIG = """backend: "builtin" max_batch_size: 4
+CONFIG = """backend: "test" max_batch_size: 4
 input [ {{ name: "COUNT" data_type: TYPE_INT32 dims: [ 1 ] }} ]
 output [ {{ name: "DONE" data_type: TYPE_INT32 dims: [ 1 ] }}, {{ name: "TOGETHER" data_type: TYPE_INT32 dims: [ 1 ] }} ]
 parameters {{ key: "function" value {{ string_value: "countdown" }} }}

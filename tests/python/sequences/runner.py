@@ -37,7 +37,7 @@ def write_model(row: Row, target: Path, live_triton: bool):
     """Writes the row's model into the folder `target`."""
     version = target / row.model / "1"
     version.mkdir(parents=True)
-    backend = "python" if live_triton else "builtin"
+    backend = "python" if live_triton else "test"
     text = sequence_models.config(row.batching, row.batch, backend, row.instances, row.dims, delay_ms=row.delay_ms)
     if live_triton:
         shutil.copy(TRITON_MODELS / "model.py", version / "model.py")

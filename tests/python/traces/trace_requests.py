@@ -13,7 +13,7 @@ import numpy as np
 import tritonclient.grpc
 import tritonclient.http
 
-from harness.generate import one_to_one, parameters, two_to_two
+from harness.generate import one_to_one, parameters, two_to_two, with_backend
 
 GOLDEN = Path(__file__).resolve().parent / "golden_trace_file.json"
 
@@ -52,9 +52,9 @@ def build(repository: Path, triton: bool = False) -> Path:
     own = "" if triton else parameters(function="add_sub")
     models = {"plain": backend + ADD_SUB + own, "cached": backend + ADD_SUB + own + CACHED, "pipe": PIPE}
     if not triton:
-        models["slow"] = backend + SLOW + one_to_one("FP32") + parameters(function="delay", delay_ms=1500)
+        models["slow"] = with_backend(SLOW + one_to_one("FP32") + parameters(function="delay", delay_ms=1500))
         models["large"] = backend + one_to_one("FP32", [-1]) + parameters(function="identity")
-        models["fail"] = backend + one_to_one("FP32") + parameters(function="fail")
+        models["fail"] = with_backend(one_to_one("FP32") + parameters(function="fail"))
     for name, config in models.items():
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(config)

@@ -81,7 +81,8 @@ impl<'a> Batch<'a> {
     /// Creates the batch of a frame with these inputs. For the worker's runtime.
     pub fn new(config: &'a ModelConfig, loan: &'a BatchLoan<'a>, inputs: Vec<Input<'a>>) -> Self {
         let execute = loan.execute();
-        let (requests, wanted) = (&execute.requests, &execute.outputs);
+        let requests = &execute.requests;
+        let wanted = &execute.outputs;
         Self { requests, inputs, config, positions: &[], wanted, always: &[], flags: loan.flags(), loan }
     }
 }

@@ -43,8 +43,16 @@ impl OutputTensor<'_> {
 /// The number of the output is too large for a frame.
 pub(crate) fn block(output: usize, datatype: DataType, shape: Vec<i64>) -> Result<OutputBlock, InferError> {
     let output = u16::try_from(output).map_err(|_| run_error("too many outputs"))?;
-    let requests = Vec::new();
-    Ok(OutputBlock { output, requests, datatype, shape, offset: 0, len: 0, in_client_memory: false, loan: None })
+    Ok(OutputBlock {
+        output,
+        requests: Vec::new(),
+        datatype,
+        shape,
+        offset: 0,
+        len: 0,
+        in_client_memory: false,
+        loan: None,
+    })
 }
 
 /// Returns the size in bytes of an output of a fixed-size datatype.

@@ -32,7 +32,7 @@ pub struct CallInput {
     pub datatype: DataType,
     /// Its shape.
     pub shape: Vec<i64>,
-    /// Its bytes, in the same format as those of outputs.
+    /// Its bytes, in the format of outputs.
     pub content: Content,
 }
 
@@ -96,15 +96,23 @@ impl Runtime {
     /// answers.
     pub fn call(&self, call: Call) -> Result<Pending, InferError> {
         let number = self.begin_call();
-        let (mut inputs, mut memories, mut lent) = (Vec::new(), Vec::new(), Vec::new());
+        let mut inputs = Vec::new();
+        let mut memories = Vec::new();
+        let mut lent = Vec::new();
         for input in call.inputs {
             let CallInput { name, datatype, shape, content } = input;
             let passed_on = match content {
                 Content::Received(bytes) => {
                     match bytes.loan().and_then(|loan| Some((loan.offset_of(&bytes)?, loan.key))) {
                         Some((offset, key)) => {
-                            let len = bytes.len() as u64;
-                            inputs.push(wire::CallInput { name, datatype, shape, offset, len, loan: Some(key) });
+                            inputs.push(wire::CallInput {
+                                name,
+                                datatype,
+                                shape,
+                                offset,
+                                len: bytes.len() as u64,
+                                loan: Some(key),
+                            });
                             lent.push(bytes);
                             continue;
                         }
@@ -119,7 +127,8 @@ impl Runtime {
             inputs.push(wire::CallInput { name, datatype, shape, offset, len, loan: None });
             memories.push(memory);
         }
-        let (model, id) = (call.request.model.clone(), call.request.id.clone());
+        let model = call.request.model.clone();
+        let id = call.request.id.clone();
         let frame = ToFrontend::Call(wire::Call { call: number, request: call.request, inputs });
         self.session().arenas.sender.send_if_it_fits(&frame).inspect_err(|_| self.end_call(number))?;
         memories.into_iter().for_each(Memory::sent);
@@ -226,18 +235,26 @@ impl Pending {
         if let Some(error) = answer.error {
             return Err(error.into());
         }
-        let output = |output: wire::AnswerOutput| {
-            let data = match &loan {
-                Some(loan) => Received::of_loan(loan, output.offset, output.len),
-                None => (output.len == 0).then(Received::empty),
-            };
-            let wire::AnswerOutput { name, datatype, shape, .. } = output;
-            let data = data.ok_or_else(|| run_error(format!("output '{name}' is not in the arena")))?;
-            Ok(CalledOutput { name, datatype, shape, data })
-        };
-        let outputs = answer.outputs.into_iter().map(output).collect::<Result<_, InferError>>()?;
-        let (version, parameters) = (answer.version, answer.parameters);
-        Ok(Called { model: self.model.clone(), version, id: self.id.clone(), parameters, outputs })
+        let outputs = answer
+            .outputs
+            .into_iter()
+            .map(|output| {
+                let data = match &loan {
+                    Some(loan) => Received::of_loan(loan, output.offset, output.len),
+                    None => (output.len == 0).then(Received::empty),
+                };
+                let wire::AnswerOutput { name, datatype, shape, .. } = output;
+                let data = data.ok_or_else(|| run_error(format!("output '{name}' is not in the arena")))?;
+                Ok(CalledOutput { name, datatype, shape, data })
+            })
+            .collect::<Result<_, InferError>>()?;
+        Ok(Called {
+            model: self.model.clone(),
+            version: answer.version,
+            id: self.id.clone(),
+            parameters: answer.parameters,
+            outputs,
+        })
     }
 }
 

@@ -10,7 +10,7 @@ use std::ops::Range;
 use pharos::batch_split::{fixed_ends, text_ends};
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::tensor::{DataType, element_count};
-use pharos::wire::{BatchRequest, Execute, OutputBlock, Piece, Placement};
+use pharos::wire::{Execute, OutputBlock, Piece, Placement};
 
 use crate::device::{DeviceInputs, DeviceMemory, RegionRange, Regions};
 
@@ -142,23 +142,27 @@ impl<'a> ClientMemory<'a> {
             return None;
         }
         let len = len as u64;
-        let wanted = |placement: &&Placement| usize::from(placement.output) == output && len <= placement.len;
-        let &Placement { region, offset, .. } =
-            self.execute.placements.iter().find(wanted).filter(|_| self.access.in_place)?;
+        let &Placement { region, offset, .. } = self
+            .execute
+            .placements
+            .iter()
+            .find(|placement| usize::from(placement.output) == output && len <= placement.len)
+            .filter(|_| self.access.in_place)?;
         let range = claim(&self.ranges, RegionRange { region, offset, len })?;
-        let on_device = || self.regions.on_device(range).filter(|_| may_be_on_device);
-        let in_place = self.regions.in_place_mut(range).map(OutputMemory::Host);
-        let memory = in_place.or_else(|| on_device().map(OutputMemory::Device))?;
+        let memory = match self.regions.in_place_mut(range) {
+            Some(bytes) => OutputMemory::Host(bytes),
+            None if may_be_on_device => OutputMemory::Device(self.regions.on_device(range)?),
+            None => return None,
+        };
         self.ranges.push(range);
         Some(memory)
     }
 
     /// Like [`ClientMemory::take`], for one request's rows of an output of a batch of several requests; only on a device.
     pub(crate) fn take_rows(&mut self, request: u32, output: usize, len: u64) -> Option<DeviceMemory> {
-        let wanted = |placement: &&Placement| {
+        let &Placement { region, offset, .. } = self.execute.placements.iter().find(|placement| {
             placement.request == request && usize::from(placement.output) == output && len <= placement.len
-        };
-        let &Placement { region, offset, .. } = self.execute.placements.iter().find(wanted)?;
+        })?;
         let range = claim(&self.ranges, RegionRange { region, offset, len })?;
         let memory = self.regions.on_device(range)?;
         self.ranges.push(range);
@@ -184,12 +188,13 @@ impl<'a> ClientMemory<'a> {
         };
         let index = all.iter().position(|position| *position == request)?;
         let elements = self.execute.elements.iter().find(|(output, _)| *output == block.output);
-        let rows = |request: &BatchRequest| u64::from(request.rows);
-        let weight = |position: &u32| match elements {
-            Some((_, elements)) => elements.get(*position as usize).copied(),
-            None => self.execute.requests.get(*position as usize).map(rows),
-        };
-        let weights: Vec<u64> = all.iter().map(weight).collect::<Option<_>>()?;
+        let weights: Vec<u64> = all
+            .iter()
+            .map(|position: &u32| match elements {
+                Some((_, elements)) => elements.get(*position as usize).copied(),
+                None => self.execute.requests.get(*position as usize).map(|request| u64::from(request.rows)),
+            })
+            .collect::<Option<_>>()?;
         let ends = match block.datatype {
             _ if all.len() == 1 => vec![bytes.len()],
             DataType::Bytes => text_ends(bytes, element_count(&block.shape)?, &weights)?,

@@ -6,8 +6,9 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use pharos::error::InferError;
 use pharos::timeline::Instant;
 use pharos::wire::{Answer, CREDITS, Credits, Execute, Response, ToFrontend, ToWorker};
@@ -36,7 +37,7 @@ pub struct Connection {
 pub(crate) struct ConnectionState {
     /// A thread is reading the socket.
     reading: bool,
-    /// Number of threads that wait for what it reads.
+    /// Number of threads that wait for frames of the reader.
     waiting: usize,
     /// Frames for the main thread.
     frames: VecDeque<ToWorker>,
@@ -83,7 +84,7 @@ impl Connection {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, ConnectionState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Waits for the next frame for the main thread; `None` when the frontend has closed the connection.
@@ -126,7 +127,7 @@ impl Connection {
                 continue;
             }
             state.waiting += 1;
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
             state.waiting -= 1;
         }
     }
@@ -140,7 +141,7 @@ impl Connection {
     }
 
     /// Returns the number of the next batch, if its frame has arrived (the frontend sends it while the current one is executed),
-    /// and those of its inputs that are in the arena.
+    /// and the inputs of that batch that are in the arena.
     pub(crate) fn next_inputs(&self) -> Option<(u64, Vec<Received>)> {
         self.poll();
         let state = self.lock();
@@ -154,14 +155,14 @@ impl Connection {
     }
 
     fn has_some(&self) -> bool {
-        self.reader.lock().unwrap_or_else(PoisonError::into_inner).has_some()
+        self.reader.lock().has_some()
     }
 
     /// Reads one frame without holding the lock, and dispatches it.
     fn read_one<'s>(&'s self, mut state: MutexGuard<'s, ConnectionState>) -> MutexGuard<'s, ConnectionState> {
         state.reading = true;
         drop(state);
-        let frame = self.reader.lock().unwrap_or_else(PoisonError::into_inner).read();
+        let frame = self.reader.lock().read();
         let mut state = self.lock();
         state.reading = false;
         match frame {
@@ -237,7 +238,7 @@ impl Connection {
     /// # Errors
     /// [`InferError::cancelled`] if the request is cancelled; also fails if it is over or does not exist.
     pub(crate) fn wait_for_credit(&self, place: RequestPlace) -> Result<(), InferError> {
-        let may = |state: &mut ConnectionState| {
+        self.wait(|state| {
             let stopping = state.is_stopping();
             let found = state.streams(place).and_then(|streams| {
                 let row = streams.row;
@@ -250,14 +251,13 @@ impl Connection {
                 }
                 Ok((_, stream)) => (stream.sent.saturating_sub(stream.taken) < CREDITS.into()).then_some(Ok(())),
             }
-        };
-        self.wait(may).unwrap_or_else(|| Err(InferError::cancelled()))
+        })
+        .unwrap_or_else(|| Err(InferError::cancelled()))
     }
 
     /// Whether a request is cancelled, by a frame or by its flag in this row.
     pub(crate) fn is_cancelled(&self, row: Option<u8>, stream: &Stream, request: u32) -> bool {
-        let flagged = |row| self.arenas.inputs.flags(row).is_set(request as usize);
-        stream.cancelled || row.is_some_and(flagged)
+        stream.cancelled || row.is_some_and(|row| self.arenas.inputs.flags(row).is_set(request as usize))
     }
 
     /// Sends the response of one request. Holds the lock while sending, so that responses keep their order.

@@ -57,24 +57,28 @@ impl DeferredReplies {
     ) -> Result<(Vec<OutputBlock>, Vec<Received>), InferError> {
         let contents: Vec<&Received> = outputs.iter().filter_map(|(_, output)| output.content.received()).collect();
         let own_key = pass_on.loan.map(|loan| loan.key);
-        let free = |bytes: &Received| {
-            let loan = bytes.loan()?;
-            let here = contents.iter().filter(|other| other.loan().is_some_and(|other| Arc::ptr_eq(other, loan)));
-            let holders = here.count() + usize::from(own_key == Some(loan.key));
-            (Arc::strong_count(loan) == holders).then_some(loan.key)
-        };
-        let passed_on = |output: &ReplyOutput| output.content.received().filter(|_| pass_on.allowed).and_then(free);
-        let keys: Vec<Option<u64>> = outputs.iter().map(|(_, output)| passed_on(output)).collect();
-        let (mut blocks, mut kept, mut memories) = (Vec::new(), Vec::new(), Vec::new());
+        // The loans of inputs that no other code holds, by output.
+        let mut keys: Vec<Option<u64>> = Vec::with_capacity(outputs.len());
+        for (_, output) in &outputs {
+            let loan = output.content.received().filter(|_| pass_on.allowed).and_then(Received::loan);
+            keys.push(loan.and_then(|loan| {
+                let here = contents.iter().filter(|other| other.loan().is_some_and(|other| Arc::ptr_eq(other, loan)));
+                let holders = here.count() + usize::from(own_key == Some(loan.key));
+                (Arc::strong_count(loan) == holders).then_some(loan.key)
+            }));
+        }
+        let mut blocks = Vec::new();
+        let mut kept = Vec::new();
+        let mut memories = Vec::new();
         for ((request, output), key) in outputs.into_iter().zip(keys) {
             let requests = vec![request];
             if let (Some(key), Content::Received(bytes)) = (key, &output.content)
                 && let Some(offset) = bytes.loan().and_then(|loan| loan.offset_of(bytes))
             {
-                let (loan, len) = (Some(key), bytes.len() as u64);
+                let loan = Some(key);
                 kept.push(bytes.clone());
                 let block = block(output.output, output.datatype, output.shape)?;
-                blocks.push(OutputBlock { requests, offset, len, loan, ..block });
+                blocks.push(OutputBlock { requests, offset, len: bytes.len() as u64, loan, ..block });
                 continue;
             }
             let (block, memory) = in_memory(arenas, output)?;
@@ -86,7 +90,7 @@ impl DeferredReplies {
     }
 }
 
-/// Adds parameters to those of a request.
+/// Adds parameters to the parameters of a request.
 pub(crate) fn merge(all: &mut Vec<(u32, Parameters)>, request: u32, more: Vec<(String, Parameter)>) {
     match all.iter_mut().find(|(position, _)| *position == request) {
         Some((_, parameters)) => parameters.extend(more),

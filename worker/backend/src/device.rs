@@ -154,6 +154,6 @@ pub enum DeviceInputs {
     Never,
     /// Those in one contiguous piece.
     Whole,
-    /// Also those in several pieces, one for each request, which the backend joins.
+    /// Also inputs in several pieces, one for each request, which the backend joins.
     Pieces,
 }

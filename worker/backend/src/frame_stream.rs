@@ -53,7 +53,8 @@ impl FrameReader {
 impl Read for FrameReader {
     /// Waits for bytes. Returns 0 if the other side has closed the connection and all its bytes are read.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let (mut has_ended, mut has_looked) = (false, false);
+        let mut has_ended = false;
+        let mut has_looked = false;
         loop {
             let count = self.consumer.read(buffer).map_err(io::Error::other)?;
             if count > 0 && self.consumer.must_wake_producer() {

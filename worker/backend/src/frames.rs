@@ -3,9 +3,10 @@
 use std::io::{self, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{Parameter, Parameters};
 use pharos::wire::{Done, MAX_FRAME, PREFIX, ToFrontend, ToWorker, decode_to_worker, payload_length, ring};
@@ -79,7 +80,7 @@ impl Sender {
 
     /// Sends a frame, or returns its length if it is longer than the frontend accepts.
     fn write(&self, frame: &ToFrontend) -> io::Result<Result<(), usize>> {
-        let mut writer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut writer = self.0.lock();
         let Writer { stream, out } = &mut *writer;
         out.clear();
         frame.encode(out);
@@ -168,11 +169,20 @@ mod tests {
         let rings = ring::create().unwrap();
         let (_, consumer) = ring::of_frontend(&rings).unwrap();
         let mut reader = FrameReader::new(socket, consumer);
-        let text = |size: &usize| Parameter::String("x".repeat(size << 20));
-        let parameters = (0..).zip(sizes).map(|(at, size)| (at, vec![("a".to_owned(), text(size))])).collect();
-        let (failed, outputs, rescheduled, open) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let texts = sizes.iter().map(|size| Parameter::String("x".repeat(size << 20)));
+        let parameters = (0..).zip(texts).map(|(request, text)| (request, vec![("a".to_owned(), text)])).collect();
         let stamps = ComputeStamps::default();
-        let done = Done { batch: 1, stamps, error: None, failed, outputs, parameters, rescheduled, open, held: false };
+        let done = Done {
+            batch: 1,
+            stamps,
+            error: None,
+            failed: Vec::new(),
+            outputs: Vec::new(),
+            parameters,
+            rescheduled: Vec::new(),
+            open: Vec::new(),
+            held: false,
+        };
         let sender = thread::spawn(move || connect(worker, &rings).unwrap().1.send_done(done).unwrap());
         let mut prefix = [0; PREFIX];
         reader.read_exact(&mut prefix).unwrap();
@@ -187,12 +197,12 @@ mod tests {
 
     #[test]
     fn the_longest_parameters_of_a_batch_that_are_too_long_in_sum_fail_their_requests() {
-        let failed = |done: &Done| done.failed.iter().map(|(request, _)| *request).collect::<Vec<_>>();
         for (sizes, expected) in
             [(&[1, 20, 40][..], &[][..]), (&[1, 70, 2], &[1]), (&[30, 40, 31, 41], &[3, 1]), (&[64], &[0])]
         {
             let done = sent(sizes);
-            assert_eq!(failed(&done), expected, "{sizes:?}");
+            let failed: Vec<u32> = done.failed.iter().map(|(request, _)| *request).collect();
+            assert_eq!(failed, expected, "{sizes:?}");
             assert_eq!(done.parameters.len() + expected.len(), sizes.len());
             for (request, error) in &done.failed {
                 let len = sizes[*request as usize] << 20;

@@ -68,5 +68,5 @@ pub mod runtime {
     pub use crate::memory::{Guard, InputArena, OutputArena, map};
     pub use crate::outputs::{Finished, MadeOutput};
     pub use crate::received::{Arenas, BatchLoan, Loan};
-    pub use crate::session::{Session, SessionParts};
+    pub use crate::session::Session;
 }

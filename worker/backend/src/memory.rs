@@ -9,9 +9,10 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use pharos::arena::{Arena, Block};
 use pharos::shm::SharedMemory;
 use pharos::wire::flags;
@@ -35,7 +36,7 @@ impl InputArena {
     /// # Errors
     /// The driver's error; the arena remains usable.
     pub fn pin<E>(&self, bytes: u64, register: impl FnOnce(*mut u8, usize) -> Result<Guard, E>) -> Result<u64, E> {
-        pin((&self.pinned, &self.memory), bytes, register)
+        pin(&self.pinned, &self.memory, bytes, register)
     }
 
     /// Returns the bytes of an input; `None` if they are not within the arena.
@@ -140,7 +141,7 @@ impl OutputArena {
         if !self.lock().arena.fence(len) {
             return Ok(None);
         }
-        let pinned = pin((&self.pinned, &self.memory), bytes, register);
+        let pinned = pin(&self.pinned, &self.memory, bytes, register);
         pinned.map(Some).inspect_err(|_| self.lock().arena.unfence(len))
     }
 
@@ -162,7 +163,7 @@ impl OutputArena {
     }
 
     fn lock(&self) -> MutexGuard<'_, Blocks> {
-        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+        self.blocks.lock()
     }
 }
 
@@ -190,7 +191,8 @@ struct Pinned {
 }
 
 fn pin<E>(
-    (cell, memory): (&OnceLock<Pinned>, &SharedMemory),
+    cell: &OnceLock<Pinned>,
+    memory: &SharedMemory,
     bytes: u64,
     register: impl FnOnce(*mut u8, usize) -> Result<Guard, E>,
 ) -> Result<u64, E> {
@@ -232,11 +234,12 @@ mod tests {
     /// Fills the whole arena, releases it and trims to `keep`. Returns the number of pages still allocated.
     fn left(arena: &OutputArena, keep: u64) -> usize {
         let blocks = std::iter::from_fn(|| arena.allocate(PAGE / 2));
-        let fill = |(block, memory): (Block, &mut [u8])| {
-            memory.fill(1);
-            block.offset
-        };
-        let offsets: Vec<u64> = blocks.map(fill).collect();
+        let offsets: Vec<u64> = blocks
+            .map(|(block, memory)| {
+                memory.fill(1);
+                block.offset
+            })
+            .collect();
         arena.release(&offsets);
         arena.trim(keep);
         let mut all = vec![0; 64 * 4096];
@@ -273,7 +276,8 @@ mod tests {
 
     #[test]
     fn no_block_is_registered_partially() {
-        let (driver, arena) = (Driver::default(), outputs());
+        let driver = Driver::default();
+        let arena = outputs();
         let (block, _) = arena.allocate(8 * PAGE).unwrap();
         assert_eq!(pin(&arena, &driver, 4 * PAGE), Ok(None));
         arena.release(&[block.offset]);
@@ -284,7 +288,8 @@ mod tests {
 
     #[test]
     fn registered_memory_is_never_returned_to_the_system() {
-        let (driver, arena) = (Driver::default(), outputs());
+        let driver = Driver::default();
+        let arena = outputs();
         assert_eq!(left(&arena, PAGE), 1);
         // Registers whole pages, and only once.
         let mut start = std::ptr::null_mut();
@@ -304,7 +309,8 @@ mod tests {
 
     #[test]
     fn registration_is_limited_to_the_arena_and_a_failure_changes_nothing() {
-        let (driver, arena) = (Driver::default(), outputs());
+        let driver = Driver::default();
+        let arena = outputs();
         assert_eq!(arena.pin(PAGE, |_, _| Err("too much")), Err("too much"));
         assert_eq!(left(&arena, PAGE), 1);
         assert_eq!(pin(&arena, &driver, 100), Ok(Some(0)));

@@ -1,4 +1,4 @@
-//! Metrics that a model records: those of `metrics.yaml`, and the transport of their samples to the frontend.
+//! Metrics that a model records, of `metrics.yaml` and others, and the transport of their samples to the frontend.
 //!
 //! ```text
 //! let orders = context.metrics.add_metric("Orders", "Count", &["shop"], Kind::Counter)?;   // in the load
@@ -23,8 +23,9 @@ mod sink;
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::metrics::cache::SampleError;
 use pharos::metrics::catalog::{Kind, RECORDED_BY_WORKER, STATE_BYTES};
@@ -127,15 +128,15 @@ impl Metrics {
     /// The text is not of this form; nothing changes then.
     #[doc(hidden)]
     pub fn redefine(&self, text: &str) -> io::Result<()> {
-        lock(&self.0.definitions).redefine(WorkerMetrics::decode(text)?);
+        self.0.definitions.lock().redefine(WorkerMetrics::decode(text)?);
         let [handler, prediction] = RECORDED_BY_WORKER.map(|name| self.time(name));
-        *lock(&self.0.times) = Times { handler, prediction };
+        *self.0.times.lock() = Times { handler, prediction };
         Ok(())
     }
 
     /// Adds the metric of this name and type with these dimensions; `metrics.yaml` determines its unit and labels. Values in another
     /// unit of time or size are converted. Dimensions of
-    /// the definition that are omitted must be among those of [`WorkerLabel`](pharos::metrics::catalog::WorkerLabel), which are
+    /// the definition that are omitted must be in [`WorkerLabel`](pharos::metrics::catalog::WorkerLabel), which are
     /// filled in. The same metric may be added any number of times.
     ///
     /// # Errors
@@ -148,7 +149,7 @@ impl Metrics {
         dimension_names: &[&str],
         kind: Kind,
     ) -> Result<Metric, MetricError> {
-        let named = lock(&self.0.definitions).add(name, unit, dimension_names, kind)?;
+        let named = self.0.definitions.lock().add(name, unit, dimension_names, kind)?;
         Ok(Metric::new(self.clone(), named))
     }
 
@@ -157,7 +158,7 @@ impl Metrics {
     /// # Errors
     /// There is no metric of this name, or it has another type, or the server records it itself.
     pub fn get_metric(&self, name: &str, kind: Kind) -> Result<Metric, MetricError> {
-        let named = lock(&self.0.definitions).get(name, kind)?;
+        let named = self.0.definitions.lock().get(name, kind)?;
         Ok(Metric::new(self.clone(), named))
     }
 
@@ -169,7 +170,7 @@ impl Metrics {
     /// the ring has no room for the series.
     pub fn own_series(&self, metric: &Described, values: &[&str]) -> Result<Series, MetricError> {
         metric.check()?;
-        let (named, is_new) = lock(&self.0.definitions).describe(metric)?;
+        let (named, is_new) = self.0.definitions.lock().describe(metric)?;
         if is_new {
             self.sink().describe(metric)?;
         }
@@ -179,7 +180,7 @@ impl Metrics {
     /// Records a sample of a metric that need not have been added. If the metric is not defined and auto-detection is on, it is
     /// added with the dimensions of its first sample; if auto-detection is off, the sample is dropped and counted.
     pub fn record_undeclared(&self, sample: &UndeclaredSample<'_>, value: f64, requests: Requests<'_>) {
-        let found = match lock(&self.0.definitions).undeclared(sample) {
+        let found = match self.0.definitions.lock().undeclared(sample) {
             Ok(Some(found)) => Ok(found),
             Ok(None) => return,
             Err(error) => Err(error),
@@ -199,13 +200,13 @@ impl Metrics {
 
     /// Returns the model metrics that `metrics.yaml` defines.
     pub fn of_models(&self) -> Vec<WorkerMetric> {
-        lock(&self.0.definitions).of_models()
+        self.0.definitions.lock().of_models()
     }
 
     /// Sends the values that [`Coalesced`] handles have accumulated. When it returns, everything that this thread recorded before
     /// is committed: the frontend reads it even if this process dies.
     pub fn flush(&self) {
-        for held in lock(&self.0.held).iter() {
+        for held in self.0.held.lock().iter() {
             held.flush(self);
         }
     }
@@ -213,7 +214,7 @@ impl Metrics {
     /// Begins a batch on this thread: samples it records from now on belong to these requests by default.
     #[doc(hidden)]
     pub fn batch_begins(&self, requests: &[BatchRequest]) {
-        lock(&self.0.sink).batch_begins(requests);
+        self.0.sink.lock().batch_begins(requests);
     }
 
     /// Ends a batch that arrived at `arrived`: records `HandlerTime` (in the backend) and `PredictionTime` (including the work
@@ -221,7 +222,7 @@ impl Metrics {
     #[doc(hidden)]
     pub fn batch_executed(&self, done: &Done, arrived: Option<Instant>) {
         if let Some(arrived) = arrived.filter(|_| done.error.is_none()) {
-            let times = lock(&self.0.times);
+            let times = self.0.times.lock();
             let end = done.stamps.end;
             for (series, start) in [(&times.handler, done.stamps.start), (&times.prediction, arrived)] {
                 if let Some(series) = series {
@@ -232,30 +233,26 @@ impl Metrics {
             }
         }
         self.flush();
-        lock(&self.0.sink).batch_ended();
+        self.0.sink.lock().batch_ended();
     }
 
     /// Returns the series of a metric that every backend records, if it is defined. Its labels are known here: the catalog would
     /// have refused others. Can only fail if the ring has no room.
     fn time(&self, name: &str) -> Option<Series> {
-        let named = lock(&self.0.definitions).find(name)?;
+        let named = self.0.definitions.lock().find(name)?;
         Metric::new(self.clone(), named).series(&[]).ok()
     }
 
     /// Returns the gauge of the bytes that an instance keeps for sequences, if it is defined.
     #[doc(hidden)]
     pub fn state_bytes(&self, instance: &str) -> Option<Series> {
-        let named = lock(&self.0.definitions).find(STATE_BYTES)?;
+        let named = self.0.definitions.lock().find(STATE_BYTES)?;
         Metric::new(self.clone(), named).series(&[instance]).ok()
     }
 
     fn sink(&self) -> MutexGuard<'_, Sink> {
-        lock(&self.0.sink)
+        self.0.sink.lock()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -1,8 +1,5 @@
 //! The outputs of one batch, and the outcome of each of its requests.
 
-mod finish;
-mod parts;
-mod placement;
 mod response;
 
 use std::sync::Arc;
@@ -12,24 +9,22 @@ use pharos::error::InferError;
 use pharos::infer::{Parameter, Parameters};
 use pharos::model::ModelConfig;
 use pharos::tensor::{DataType, byte_size};
-use pharos::timeline::Instant;
-use pharos::wire::{Execute, OutputBlock, WireError};
+use pharos::timeline::{ComputeStamps, Instant};
+use pharos::wire::{Done, Execute, OutputBlock, Placement, WireError};
 
 use crate::blocks::{OutputTensor, fixed_size};
-use crate::client_memory::{ClientMemory, OutputMemory};
+use crate::client_memory::{ClientMemory, OutputMemory, used_regions};
 use crate::clock;
-use crate::deferred::merge;
+use crate::deferred::{DeferredReplies, PassOn, merge};
 use crate::device::DeviceMemory;
 use crate::error::{run_error, wire_error};
 use crate::memory::{InputArena, OutputArena};
 use crate::metrics::Metrics;
-use crate::received::Received;
+use crate::received::{Loan, Received};
 use crate::responder::Responder;
 use crate::session::Session;
-use crate::streams::{RequestPlace, ResponseContent};
+use crate::streams::{Collected, RequestPlace, ResponseContent};
 
-pub use finish::Finished;
-pub use parts::MadeOutput;
 pub use response::Response;
 
 /// The outputs of one batch: memory, stamps, and requests that failed.
@@ -57,6 +52,26 @@ pub struct Outputs<'a> {
     start: Instant,
     input_end: Option<Instant>,
     output_start: Option<Instant>,
+}
+
+/// An output that a backend has produced.
+pub struct MadeOutput<'o> {
+    /// Position in the backend's outputs.
+    pub output: usize,
+    /// The type of its elements.
+    pub datatype: DataType,
+    /// Its shape.
+    pub shape: &'o [i64],
+    /// Its bytes.
+    pub data: &'o [u8],
+}
+
+/// The outcome of a batch.
+pub struct Finished {
+    /// The frame for the frontend.
+    pub done: Done,
+    /// Inputs that outputs were passed on from, and the batch's loan: drop them after the frame is sent, not before.
+    pub kept: (Vec<Received>, Option<Arc<Loan>>),
 }
 
 impl<'a> Outputs<'a> {
@@ -106,7 +121,7 @@ impl<'a> Outputs<'a> {
             return Err(run_error("requests of a model with states are answered with their batch"));
         }
         self.register();
-        Responder::new(self.session, (self.config, self.execute), u32::try_from(request).unwrap_or(u32::MAX))
+        Responder::new(self.session, self.config, self.execute, u32::try_from(request).unwrap_or(u32::MAX))
     }
 
     /// Returns the metrics of this process. Samples that this thread records belong to the requests of the batch by default.
@@ -328,7 +343,7 @@ impl<'a> Outputs<'a> {
         self.execute.batch
     }
 
-    /// Returns the number of the next batch, if it has already arrived, and those of its inputs that are in the arena.
+    /// Returns the number of the next batch, if it has already arrived, and the inputs of that batch that are in the arena.
     #[doc(hidden)]
     pub fn next_inputs(&self) -> Option<(u64, Vec<Received>)> {
         self.session.connection.next_inputs()
@@ -361,8 +376,8 @@ impl<'a> Outputs<'a> {
 
     fn end_stream(&mut self, request: usize, now: Instant, error: Option<WireError>) -> Result<(), InferError> {
         let place = self.streamed(request)?;
-        let (empty, output_start) = (error.is_none(), now);
-        let content = ResponseContent { error, last: true, empty, output_start, ..ResponseContent::default() };
+        let empty = error.is_none();
+        let content = ResponseContent { error, last: true, empty, output_start: now, ..ResponseContent::default() };
         self.session.connection.send_response(place, content)
     }
 
@@ -372,6 +387,239 @@ impl<'a> Outputs<'a> {
         self.config.decoupled.then_some((self.execute.batch, request)).ok_or_else(|| {
             run_error("the model answers each request once: its model_transaction_policy is not decoupled")
         })
+    }
+}
+
+/// Batches that are executed in parts, and outputs that are not sent. For the worker's runtime.
+impl Outputs<'_> {
+    /// Limits the following outputs to the requests at these positions of the batch; empty means all.
+    #[doc(hidden)]
+    pub fn begin_part(&mut self, positions: &[u32]) {
+        self.part = positions.to_vec();
+        self.part_from = self.blocks.len();
+    }
+
+    /// Fails the requests of this part and releases its outputs.
+    #[doc(hidden)]
+    pub fn fail_part(&mut self, error: &InferError) {
+        let made = self.blocks.split_off(self.part_from.min(self.blocks.len()));
+        self.withdrawn.extend(made.iter().filter(|block| !block.in_client_memory).map(|block| block.offset));
+        for position in 0..self.part.len() {
+            self.fail(position, error.clone());
+        }
+    }
+
+    /// Whether the request at this position of the part has failed.
+    #[doc(hidden)]
+    pub fn has_failed_in_part(&self, position: usize) -> bool {
+        self.has_failed(self.position(position))
+    }
+
+    /// Returns the wanted outputs of this part.
+    ///
+    /// # Errors
+    /// One of them is not in the arena.
+    #[doc(hidden)]
+    pub fn made(&self, wanted: impl Fn(usize) -> bool) -> Result<Vec<MadeOutput<'_>>, InferError> {
+        let made = self
+            .blocks
+            .get(self.part_from..)
+            .unwrap_or_default()
+            .iter()
+            .filter(|block| wanted(usize::from(block.output)))
+            .map(|block| {
+                let data = self.arena.bytes(block.offset, block.len)?;
+                Some(MadeOutput {
+                    output: usize::from(block.output),
+                    datatype: block.datatype,
+                    shape: &block.shape,
+                    data,
+                })
+            });
+        made.collect::<Option<_>>().ok_or_else(|| run_error("an output is not in the arena"))
+    }
+}
+
+/// Outputs that clients want in their memory. A request whose region cannot be used, or was truncated meanwhile, fails without
+/// affecting the others.
+impl Outputs<'_> {
+    /// Fails the requests whose memory was truncated meanwhile. For the worker's runtime.
+    #[doc(hidden)]
+    pub fn check_client_memory(&mut self) {
+        let Some(memory) = &self.client_memory else { return };
+        let used = used_regions(self.execute).filter(|(request, _)| !self.has_failed(*request));
+        let wrong: Vec<_> =
+            used.filter_map(|(request, region)| Some((request, memory.regions().check(region).err()?))).collect();
+        for (request, error) in wrong {
+            self.fail_whole(request, error);
+        }
+    }
+
+    /// Copies outputs to the locations that clients want, unless the backend wrote them there. If the whole batch failed,
+    /// converts its error into errors of its requests.
+    fn place(&mut self, error: Option<InferError>) -> Option<InferError> {
+        if self.client_memory.is_none() {
+            return error;
+        }
+        let execute = self.execute;
+        if let Some(error) = error {
+            self.check_client_memory();
+            for request in (0u32..).zip(&execute.requests).map(|(position, _)| position) {
+                self.fail_whole(request, error.clone());
+            }
+            let made = std::mem::take(&mut self.blocks);
+            self.withdrawn.extend(made.iter().filter(|block| !block.in_client_memory).map(|block| block.offset));
+            return None;
+        }
+        for placement in &execute.placements {
+            // A rescheduled request has no outputs yet.
+            if self.has_failed(placement.request) || self.rescheduled.contains(&placement.request) {
+                continue;
+            }
+            if let Err(error) = self.place_one(placement) {
+                self.fail_whole(placement.request, error);
+            }
+        }
+        self.check_client_memory();
+        None
+    }
+
+    fn place_one(&self, placement: &Placement) -> Result<(), InferError> {
+        let Some(memory) = &self.client_memory else { return Ok(()) };
+        let name = self.output_name(placement.output);
+        for block in self.blocks.iter().filter(|block| block.output == placement.output && !block.in_client_memory) {
+            let bytes = self.bytes_of(block, name)?;
+            if !block.requests.is_empty() && !block.requests.contains(&placement.request) {
+                continue;
+            }
+            let part = memory
+                .part(block, bytes, placement.request)
+                .and_then(|part| bytes.get(part))
+                .ok_or_else(|| run_error(format!("cannot split output '{name}' by request")))?;
+            memory.write(placement, name, part)?;
+        }
+        Ok(())
+    }
+
+    /// Writes a response of a decoupled model to the location that its client wants.
+    fn place_response(&self, request: u32, blocks: &[OutputBlock]) -> Result<(), InferError> {
+        let Some(memory) = &self.client_memory else { return Ok(()) };
+        for placement in self.execute.placements.iter().filter(|placement| placement.request == request) {
+            for block in blocks.iter().filter(|block| block.output == placement.output) {
+                let name = self.output_name(block.output);
+                memory.write(placement, name, self.bytes_of(block, name)?)?;
+            }
+        }
+        let mut regions = used_regions(self.execute).filter(|(user, _)| *user == request);
+        regions.try_for_each(|(_, region)| memory.regions().check(region))
+    }
+
+    fn output_name(&self, output: u16) -> &str {
+        self.config.outputs.get(usize::from(output)).map_or("", |output| &output.name)
+    }
+
+    fn bytes_of(&self, block: &OutputBlock, name: &str) -> Result<&[u8], InferError> {
+        let bytes = self.arena.bytes(block.offset, block.len);
+        bytes.ok_or_else(|| run_error(format!("output '{name}' is not in the arena")))
+    }
+
+    /// Whether a request, given by its position in the whole batch, has failed.
+    fn has_failed(&self, request: u32) -> bool {
+        self.failed.iter().any(|(failed, _)| *failed == request)
+    }
+
+    /// Fails a request, given by its position in the whole batch, unless it has already failed.
+    fn fail_whole(&mut self, request: u32, error: InferError) {
+        self.rescheduled.retain(|other| *other != request);
+        if !self.has_failed(request) {
+            let part = std::mem::take(&mut self.part);
+            self.fail(request as usize, error);
+            self.part = part;
+        }
+    }
+}
+
+/// The end of a batch.
+impl Outputs<'_> {
+    /// Returns the outcome of the batch; `loan` holds the inputs of the batch. For the worker's runtime.
+    #[doc(hidden)]
+    pub fn finish_batch(mut self, loan: Option<Arc<Loan>>, error: Option<InferError>) -> Finished {
+        let batch = self.execute.batch;
+        let Collected { deferred, open } = match self.registered {
+            true => self.session.connection.batch_ends(batch, error.is_none(), &self.rescheduled),
+            false => Collected::default(),
+        };
+        let kept = self.add_deferred(deferred, loan.as_ref());
+        let error = self.place(error);
+        let mut done = self.done(batch, error);
+        let ours = 1 + kept
+            .iter()
+            .filter(|bytes| bytes.loan().zip(loan.as_ref()).is_some_and(|(one, own)| Arc::ptr_eq(one, own)))
+            .count();
+        if let Some(loan) = loan.as_ref().filter(|loan| Arc::strong_count(loan) > ours) {
+            loan.hold();
+            done.held = true;
+        }
+        done.open = open;
+        Finished { done, kept: (kept, loan) }
+    }
+
+    /// Adds the replies of single requests. Returns the inputs that outputs are passed on from.
+    fn add_deferred(&mut self, replies: DeferredReplies, loan: Option<&Arc<Loan>>) -> Vec<Received> {
+        let DeferredReplies { outputs, parameters, failed } = replies;
+        self.failed.extend(failed);
+        for (request, parameters) in parameters {
+            merge(&mut self.parameters, request, parameters);
+        }
+        if outputs.is_empty() {
+            return Vec::new();
+        }
+        let requests: Vec<u32> = outputs.iter().map(|(request, _)| *request).collect();
+        let pass_on = PassOn { loan, allowed: self.client_memory.is_none() };
+        match DeferredReplies::into_blocks(outputs, &self.session.arenas, &pass_on) {
+            Ok((blocks, kept)) => {
+                self.blocks.extend(blocks);
+                kept
+            }
+            Err(error) => {
+                self.failed.extend(requests.into_iter().map(|request| (request, wire_error(error.clone()))));
+                Vec::new()
+            }
+        }
+    }
+
+    fn done(mut self, batch: u64, error: Option<InferError>) -> Done {
+        let end = clock::now();
+        let input_end = self.input_end.unwrap_or(self.start);
+        let stamps = ComputeStamps {
+            start: self.start,
+            input_end,
+            output_start: self.output_start.unwrap_or(end).max(input_end),
+            end,
+        };
+        if error.is_some() {
+            let made = self.blocks.iter().filter(|block| !block.in_client_memory && block.loan.is_none());
+            self.withdrawn.extend(made.map(|block| block.offset));
+        }
+        self.arena.release(&self.withdrawn);
+        let open = Vec::new();
+        let held = false;
+        let Some(error) = error else {
+            let Self { failed, parameters, rescheduled, blocks: outputs, .. } = self;
+            return Done { batch, stamps, error: None, failed, outputs, parameters, rescheduled, open, held };
+        };
+        let error = Some(wire_error(error));
+        Done {
+            batch,
+            stamps,
+            error,
+            failed: Vec::new(),
+            outputs: Vec::new(),
+            parameters: Vec::new(),
+            rescheduled: Vec::new(),
+            open,
+            held,
+        }
     }
 }
 

@@ -8,8 +8,9 @@
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
+use parking_lot::Mutex;
 use pharos::arena::Block;
 use pharos::error::InferError;
 use pharos::wire::{Execute, ToFrontend};
@@ -32,7 +33,7 @@ pub struct Arenas {
 
 impl Arenas {
     /// Combines both arenas; loans of the input arena are returned over this connection.
-    pub(crate) fn new((inputs, outputs): (InputArena, OutputArena), sender: Sender) -> Arc<Self> {
+    pub(crate) fn new(inputs: InputArena, outputs: OutputArena, sender: Sender) -> Arc<Self> {
         Arc::new(Self { inputs, outputs, loans: Loans::default(), sender })
     }
 
@@ -98,12 +99,12 @@ pub(crate) struct Loans(Mutex<BTreeMap<usize, (usize, Weak<Loan>)>>);
 
 impl Loans {
     fn add(&self, blocks: &[(usize, usize)], loan: &Weak<Loan>) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock();
         all.extend(blocks.iter().map(|(start, len)| (*start, (*len, loan.clone()))));
     }
 
     fn remove(&self, blocks: &[usize]) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock();
         for start in blocks {
             // Another loan may already use the memory: a loan that is not held is returned before it is dropped.
             if all.get(start).is_some_and(|(_, loan)| loan.strong_count() == 0) {
@@ -113,7 +114,7 @@ impl Loans {
     }
 
     pub(crate) fn locate(&self, address: usize, len: usize) -> Option<Received> {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.0.lock();
         let (&start, (block, loan)) = all.range(..=address).next_back()?;
         let end = address.checked_add(len).filter(|end| *end <= start + block)?;
         let loan = loan.upgrade()?;
@@ -151,8 +152,7 @@ impl<'a> BatchLoan<'a> {
     /// Returns a piece of an input, given by their positions in the batch, that is in a device's memory and stays open there.
     pub(crate) fn received_on_device(&self, input: usize, piece: usize) -> Option<ReceivedOnDevice> {
         let piece = self.execute.inputs.get(input)?.pieces.get(piece)?;
-        let (region, offset, len) = (piece.region, piece.offset, piece.len);
-        self.devices.keep_on_device(RegionRange { region, offset, len })
+        self.devices.keep_on_device(RegionRange { region: piece.region, offset: piece.offset, len: piece.len })
     }
 
     /// Returns the batch.
@@ -225,7 +225,8 @@ impl Received {
 
     /// Takes ownership of a buffer.
     pub fn of_buffer(buffer: AlignedBuffer) -> Self {
-        let (start, len) = (buffer.as_slice().as_ptr(), buffer.as_slice().len());
+        let start = buffer.as_slice().as_ptr();
+        let len = buffer.as_slice().len();
         Self { start, len, owner: Owner::Copy(Arc::new(buffer)) }
     }
 

@@ -41,7 +41,8 @@ impl Responder {
     /// There is no such request, or it already has a responder.
     pub(crate) fn new(
         session: &Arc<Session>,
-        (config, execute): (&ModelConfig, &Execute),
+        config: &ModelConfig,
+        execute: &Execute,
         request: u32,
     ) -> Result<Self, InferError> {
         let place = (execute.batch, request);
@@ -54,10 +55,12 @@ impl Responder {
             }
             streams.decoupled
         };
-        let own = execute.placements.iter().filter(|placement| placement.request == request);
-        let name = |output: u16| config.outputs.get(usize::from(output)).map(|output| output.name.clone());
-        let placements = own.map(|placement| (placement.clone(), name(placement.output).unwrap_or_default()));
-        let placements: Vec<_> = placements.collect();
+        let mut placements = Vec::new();
+        for placement in execute.placements.iter().filter(|placement| placement.request == request) {
+            let output = config.outputs.get(usize::from(placement.output));
+            let name = output.map(|output| output.name.clone()).unwrap_or_default();
+            placements.push((placement.clone(), name));
+        }
         // Otherwise a response may have to wait for its client, or is discarded when the request is rescheduled.
         let at_once = !placements.is_empty() && !decoupled && !config.has_iterative_sequences();
         let read = at_once.then(|| input_ranges(execute).collect());
@@ -95,7 +98,8 @@ impl Responder {
     fn send(&self, reply: Reply, last: bool, output_start: Instant) -> Result<(), InferError> {
         let Reply { outputs, parameters, error } = reply;
         let outputs = if error.is_none() { outputs } else { Vec::new() };
-        let (mut blocks, mut memories) = (Vec::new(), Vec::new());
+        let mut blocks = Vec::new();
+        let mut memories = Vec::new();
         for output in outputs {
             let (block, memory) = in_memory(&self.session.arenas, output)?;
             blocks.push(block);
@@ -228,12 +232,11 @@ const UNANSWERED: &str = "the model released the request without answering it";
 
 impl Drop for Responder {
     fn drop(&mut self) {
-        let detached = |state: &mut ConnectionState| {
-            let streams = state.streams(self.place).ok()?;
-            streams.stream(self.place.1).ok().map(|stream| stream.detached)
-        };
-        let open = detached(&mut self.session.connection.lock());
-        if open == Some(true) {
+        let mut state = self.session.connection.lock();
+        let stream = state.streams(self.place).and_then(|streams| streams.stream(self.place.1));
+        let is_open = stream.is_ok_and(|stream| stream.detached);
+        drop(state);
+        if is_open {
             self.fail(run_error(UNANSWERED));
         }
     }

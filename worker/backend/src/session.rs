@@ -25,27 +25,21 @@ pub struct Session {
     pub(crate) next_call: AtomicU64,
 }
 
-/// The parts that a [`Session`] is made of.
-pub struct SessionParts {
-    /// Both ends of the connection.
-    pub connection: (Reader, Sender),
-    /// The arenas of inputs and outputs.
-    pub arenas: (InputArena, OutputArena),
-    /// The metrics of this process.
-    pub metrics: Metrics,
-    /// Devices and client memory.
-    pub devices: Arc<dyn Devices>,
-}
-
 /// Access to the other models of the server, memory for answers, and devices. Clones share the same state.
 #[derive(Clone)]
 pub struct Runtime(Arc<Session>);
 
 impl Runtime {
     /// Starts reading from the connection. For the worker's runtime.
-    pub fn new(parts: SessionParts) -> Self {
-        let SessionParts { connection: (reader, sender), arenas, metrics, devices } = parts;
-        let arenas = Arenas::new(arenas, sender);
+    pub fn new(
+        reader: Reader,
+        sender: Sender,
+        inputs: InputArena,
+        outputs: OutputArena,
+        metrics: Metrics,
+        devices: Arc<dyn Devices>,
+    ) -> Self {
+        let arenas = Arenas::new(inputs, outputs, sender);
         let connection = Connection::new(reader, arenas.clone());
         Self(Arc::new(Session { connection, arenas, metrics, devices, next_call: AtomicU64::new(1) }))
     }

@@ -70,7 +70,8 @@ impl Spin {
         self.skipped = 0;
         let mut now = since;
         let (is_found, waited_ns) = loop {
-            let (is_found, waited_ns) = (found(), now.ns_since(since));
+            let is_found = found();
+            let waited_ns = now.ns_since(since);
             if is_found || waited_ns >= self.limit_ns || !self.yielding.is_allowed(now) {
                 break (is_found, waited_ns);
             }
@@ -100,15 +101,18 @@ mod tests {
     /// Returns whether it looks at all; an event is there, if `found`. Each yield takes this long.
     fn looks_with(spin: &mut Spin, found: bool, yield_ns: u64) -> bool {
         let mut looked = false;
-        let find = || {
-            looked = true;
-            found
-        };
-        let is_found = spin.look_between(Instant(1 << 40), find, |yielding, now| {
-            let back = now + Duration::from_nanos(yield_ns);
-            yielding.yielded(now, back);
-            back
-        });
+        let is_found = spin.look_between(
+            Instant(1 << 40),
+            || {
+                looked = true;
+                found
+            },
+            |yielding, now| {
+                let back = now + Duration::from_nanos(yield_ns);
+                yielding.yielded(now, back);
+                back
+            },
+        );
         assert_eq!(is_found, looked && found);
         looked
     }
@@ -152,7 +156,8 @@ mod tests {
     #[test]
     fn the_limit_ends_a_look_without_events() {
         let mut spin = looking();
-        let (began, mut looks) = (clock::now(), 0);
+        let began = clock::now();
+        let mut looks = 0;
         let found = spin.look(began, || {
             looks += 1;
             false

@@ -29,7 +29,7 @@ pub(crate) struct Streams {
 pub(crate) struct Stream {
     /// Responses that used credit, including those in earlier batches.
     pub(crate) sent: u64,
-    /// How many of them the client has read, according to the latest frame.
+    /// Responses that the client has read, according to the latest frame.
     pub(crate) taken: u64,
     pub(crate) ended: bool,
     pub(crate) detached: bool,
@@ -67,7 +67,8 @@ impl Streams {
                 *stream = Stream { sent, taken, ..Stream::default() };
             }
         }
-        let (row, deferred) = (Some(execute.flags), DeferredReplies::default());
+        let row = Some(execute.flags);
+        let deferred = DeferredReplies::default();
         Self { requests, row, announced: false, decoupled, start, input_end: None, deferred }
     }
 
@@ -93,8 +94,10 @@ impl Streams {
     /// Returns the stream of a request that is not answered yet.
     pub(crate) fn stream(&mut self, request: u32) -> Result<&mut Stream, InferError> {
         let count = self.requests.len();
-        let stream = self.requests.get_mut(request as usize);
-        let stream = stream.ok_or_else(|| run_error(format!("there is no request {request} in a batch of {count}")))?;
+        let stream = self
+            .requests
+            .get_mut(request as usize)
+            .ok_or_else(|| run_error(format!("there is no request {request} in a batch of {count}")))?;
         if stream.ended {
             return Err(run_error(format!("request {request} of the batch has had its last response")));
         }

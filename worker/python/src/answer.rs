@@ -80,7 +80,7 @@ impl Answer {
     }
 
     fn reply(&self, py: Python<'_>, response: &InferenceResponse) -> PyResult<Reply> {
-        reply::of(py, (&self.model, &self.wanted), &self.responder, response)
+        reply::of(py, &self.model, &self.wanted, &self.responder, response)
     }
 
     /// Sends a response, the end of the responses, or both, for a response sender.
@@ -146,5 +146,32 @@ impl Drop for Answer {
             // As in Triton, dropping the sender ends the responses.
             let _ = self.responder.finish();
         }
+    }
+}
+
+/// `pb_utils.InferenceResponseSender`: responds to a request on any thread, also after `execute` has returned.
+#[pyclass(frozen, module = "triton_python_backend_utils")]
+pub(crate) struct InferenceResponseSender {
+    answer: Arc<Answer>,
+}
+
+impl InferenceResponseSender {
+    pub(crate) fn new(answer: Arc<Answer>) -> Self {
+        Self { answer }
+    }
+}
+
+#[pymethods]
+impl InferenceResponseSender {
+    /// Sends a response. With `flags=TRITONSERVER_RESPONSE_COMPLETE_FINAL`, it is the last one; without a response, only ends the
+    /// request. Blocks while the client is far behind in reading.
+    #[pyo3(signature = (response = None, flags = 0))]
+    fn send(&self, py: Python<'_>, response: Option<Bound<'_, InferenceResponse>>, flags: u32) -> PyResult<()> {
+        self.answer.send(py, response.as_ref().map(|response| response.get()), flags)
+    }
+
+    /// Whether the request is cancelled.
+    fn is_cancelled(&self) -> bool {
+        self.answer.is_cancelled()
     }
 }

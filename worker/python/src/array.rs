@@ -142,8 +142,9 @@ pub(crate) fn over<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let element = datatype::to_numpy(datatype)
         .ok_or_else(|| PyTypeError::new_err(format!("numpy has no type for {datatype}")))?;
-    let (address, owner) = (bytes.as_ptr() as usize, Owner::Received(bytes.clone()));
-    new_array(py, (address, owner), element, shape)
+    let address = bytes.as_ptr() as usize;
+    let owner = Owner::Received(bytes.clone());
+    new_array(py, address, owner, element, shape)
 }
 
 /// Passes a writable array over output memory, with elements of this type, to `fill`. Returns the memory, or a shared handle if
@@ -154,18 +155,20 @@ pub(crate) fn over<'py>(
 pub(crate) fn filled<'py>(
     py: Python<'py>,
     mut memory: Memory,
-    (element, shape): (NumpyType, &[i64]),
+    element: NumpyType,
+    shape: &[i64],
     fill: impl FnOnce(Bound<'py, PyAny>) -> PyResult<()>,
 ) -> PyResult<Result<Memory, Arc<Memory>>> {
     let address = memory.as_mut_ptr() as usize;
     let memory = Arc::new(memory);
-    fill(new_array(py, (address, Owner::Memory(Arc::clone(&memory))), element, shape)?)?;
+    fill(new_array(py, address, Owner::Memory(Arc::clone(&memory)), element, shape)?)?;
     Ok(Arc::try_unwrap(memory))
 }
 
 fn new_array<'py>(
     py: Python<'py>,
-    (address, owner): (usize, Owner),
+    address: usize,
+    owner: Owner,
     element: NumpyType,
     shape: &[i64],
 ) -> PyResult<Bound<'py, PyAny>> {
@@ -241,7 +244,8 @@ impl<'a> Source<'a> {
 
     /// Copies all bytes to the start of `to`; releases the interpreter if there are many.
     pub(crate) fn copy(&self, to: &mut [u8]) {
-        let (from, len) = (self.address, self.len.min(to.len()));
+        let from = self.address;
+        let len = self.len.min(to.len());
         // SAFETY: `from` is the memory of an array that this value keeps alive, with at least `len` bytes; `to` is exclusively
         // borrowed.
         let copy = |to: &mut [u8]| unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to.as_mut_ptr(), len) };

@@ -1,4 +1,4 @@
-//! The backend for Python models: loads a model, passes each batch to it, and sends what it returns.
+//! The backend for Python models: loads a model, passes each batch to the model, and sends the responses that the model returns.
 
 use std::os::fd::IntoRawFd;
 use std::process::ExitCode;
@@ -34,9 +34,8 @@ static INPUTS_TOOK: AtomicU64 = AtomicU64::new(0);
 /// input, not as computation. For models that make these copies themselves and measure them with events.
 #[pyfunction]
 fn inputs_took(seconds: f64) -> PyResult<()> {
-    let took = Duration::try_from_secs_f64(seconds);
-    let took =
-        took.map_err(|_| TritonModelException::new_err(format!("{seconds} is not a valid duration of input copies")))?;
+    let took = Duration::try_from_secs_f64(seconds)
+        .map_err(|_| TritonModelException::new_err(format!("{seconds} is not a valid duration of input copies")))?;
     INPUTS_TOOK.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(0), Ordering::Relaxed);
     Ok(())
 }
@@ -122,11 +121,20 @@ fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
     Python::attach(|py| {
         let load = || -> PyResult<PythonModel> {
             let loaded = py.import("pharos_worker.driver")?.call_method1("load", (described,))?;
-            let (execute, engine) = (loaded.getattr("execute")?.unbind(), loaded.getattr("engine")?.extract()?);
+            let execute = loaded.getattr("execute")?.unbind();
+            let engine = loaded.getattr("engine")?.extract()?;
             let takes_device_tensors = loaded.getattr("takes_device_tensors")?.extract::<bool>()?;
             let on_device = if takes_device_tensors { DeviceInputs::Pieces } else { DeviceInputs::Never };
-            let (process, rescheduled) = (std::process::id(), Vec::new());
-            Ok(PythonModel { model, loaded: loaded.unbind(), execute, engine, process, on_device, rescheduled })
+            let process = std::process::id();
+            Ok(PythonModel {
+                model,
+                loaded: loaded.unbind(),
+                execute,
+                engine,
+                process,
+                on_device,
+                rescheduled: Vec::new(),
+            })
         };
         let loaded = load().map_err(|error| {
             error::log(py, &error);
@@ -192,8 +200,8 @@ impl Backend for PythonModel {
             outputs.computed();
             outputs.inputs_took(Duration::from_nanos(INPUTS_TOOK.swap(0, Ordering::Relaxed)));
             self.exit_if_forked(py);
-            let result = result.map_err(Failure::from);
-            let result = result.and_then(|returned| self.answer(&returned, &requests, (&answers, outputs)));
+            let result =
+                result.map_err(Failure::from).and_then(|returned| self.answer(&returned, &requests, &answers, outputs));
             if let Err(failure) = result {
                 let error = failed(&self.model, &failure.report(py));
                 answers.iter().filter(|answer| answer.may_fail()).for_each(|answer| answer.fail(error.clone()));
@@ -220,7 +228,8 @@ impl PythonModel {
         &self,
         returned: &Bound<'_, PyAny>,
         requests: &Bound<'_, PyList>,
-        (answers, outputs): (&[Arc<Answer>], &mut Outputs<'_>),
+        answers: &[Arc<Answer>],
+        outputs: &mut Outputs<'_>,
     ) -> Result<(), Failure> {
         let wrong = |text: String| Err(Failure::Wrong(text));
         if returned.is_none() {

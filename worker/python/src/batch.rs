@@ -30,11 +30,15 @@ pub(crate) fn answers(
     batch: &Batch<'_>,
     outputs: &mut Outputs<'_>,
 ) -> Result<Vec<Arc<Answer>>, InferError> {
-    let answer = |(position, request): (usize, &pharos::wire::BatchRequest)| {
-        let wanted = request.details.as_ref().map(|details| details.outputs.clone()).unwrap_or_default();
-        Ok(Arc::new(Answer::new(Arc::clone(model), outputs.detach(position)?, wanted)))
-    };
-    batch.requests.iter().enumerate().map(answer).collect()
+    batch
+        .requests
+        .iter()
+        .enumerate()
+        .map(|(position, request)| {
+            let wanted = request.details.as_ref().map(|details| details.outputs.clone()).unwrap_or_default();
+            Ok(Arc::new(Answer::new(Arc::clone(model), outputs.detach(position)?, wanted)))
+        })
+        .collect()
 }
 
 /// Creates the requests of a batch for the model.
@@ -53,8 +57,8 @@ pub(crate) fn requests<'py>(
     let given = || batch.inputs.iter().enumerate().filter(|(_, input)| is_given(model, input));
     for (position, input) in given() {
         let tensors = match input.pieces {
-            [] => contiguous(model, batch, (position, input))?,
-            _ => in_pieces(model, batch, (position, input))?,
+            [] => contiguous(model, batch, position, input)?,
+            _ => in_pieces(model, batch, position, input)?,
         };
         for (inputs, tensor) in inputs.iter_mut().zip(tensors) {
             inputs.push(Py::new(py, tensor).map_err(python)?);
@@ -87,10 +91,12 @@ fn in_order<T>(inputs: Vec<T>, positions: &[usize], order: &[u16]) -> Vec<T> {
 }
 
 fn fields_of(model: &Model, request: &pharos::wire::BatchRequest, details: &Details) -> RequestFields {
-    let name = |output: &u16| model.config.outputs.get(usize::from(*output)).map(|output| output.name.clone());
     let outputs = match details.outputs.as_slice() {
         [] => model.config.outputs.iter().map(|output| output.name.clone()).collect(),
-        some => some.iter().filter_map(name).collect(),
+        some => some
+            .iter()
+            .filter_map(|output: &u16| model.config.outputs.get(usize::from(*output)).map(|output| output.name.clone()))
+            .collect(),
     };
     RequestFields {
         id: request.id.clone(),
@@ -109,44 +115,42 @@ fn fields_of(model: &Model, request: &pharos::wire::BatchRequest, details: &Deta
 }
 
 /// Creates each request's tensor of a contiguous input.
-fn contiguous(
-    model: &Model,
-    batch: &Batch<'_>,
-    (position, input): (usize, &Input<'_>),
-) -> Result<Vec<Tensor>, InferError> {
+fn contiguous(model: &Model, batch: &Batch<'_>, position: usize, input: &Input<'_>) -> Result<Vec<Tensor>, InferError> {
     let bytes = batch.received(position).ok_or_else(|| missing(input))?;
-    let tensor = |(shape, range): Part| {
-        let part = if range.len() == bytes.len() { bytes.clone() } else { bytes.slice(range) };
-        Tensor::received(input.name.to_owned(), input.datatype, shape, part)
-    };
-    Ok(parts(model, batch, input)?.into_iter().map(tensor).collect())
+    Ok(parts(model, batch, input)?
+        .into_iter()
+        .map(|(shape, range)| {
+            let part = if range.len() == bytes.len() { bytes.clone() } else { bytes.slice(range) };
+            Tensor::received(input.name.to_owned(), input.datatype, shape, part)
+        })
+        .collect())
 }
 
 /// Creates each request's tensor of an input that is partly on a device.
-fn in_pieces(
-    model: &Model,
-    batch: &Batch<'_>,
-    (position, input): (usize, &Input<'_>),
-) -> Result<Vec<Tensor>, InferError> {
+fn in_pieces(model: &Model, batch: &Batch<'_>, position: usize, input: &Input<'_>) -> Result<Vec<Tensor>, InferError> {
     let shapes = shapes(model, batch, input);
     if shapes.len() != input.pieces.len() {
         return Err(missing(input));
     }
-    let tensor = |(at, (shape, piece)): (usize, (Vec<i64>, &pharos_backend::Source<'_>))| {
-        if byte_size(input.datatype, &shape) != Some(piece.len() as u64) {
-            return Err(InferError::internal(format!("input '{}' does not match its shape", input.name)));
-        }
-        let name = input.name.to_owned();
-        let bytes = match batch.received_piece(position, at).ok_or_else(|| missing(input))? {
-            ReceivedPiece::Host(bytes) => bytes,
-            ReceivedPiece::Device(kept) if kept.memory().address().is_multiple_of(ALIGNED) => {
-                return Ok(Tensor::on_device(name, input.datatype, shape, kept));
+    shapes
+        .into_iter()
+        .zip(input.pieces)
+        .enumerate()
+        .map(|(at, (shape, piece))| {
+            if byte_size(input.datatype, &shape) != Some(piece.len() as u64) {
+                return Err(InferError::internal(format!("input '{}' does not match its shape", input.name)));
             }
-            ReceivedPiece::Device(kept) => model.runtime.fetch(kept.memory())?,
-        };
-        Ok(Tensor::received(name, input.datatype, shape, bytes))
-    };
-    shapes.into_iter().zip(input.pieces).enumerate().map(tensor).collect()
+            let name = input.name.to_owned();
+            let bytes = match batch.received_piece(position, at).ok_or_else(|| missing(input))? {
+                ReceivedPiece::Host(bytes) => bytes,
+                ReceivedPiece::Device(kept) if kept.memory().address().is_multiple_of(ALIGNED) => {
+                    return Ok(Tensor::on_device(name, input.datatype, shape, kept));
+                }
+                ReceivedPiece::Device(kept) => model.runtime.fetch(kept.memory())?,
+            };
+            Ok(Tensor::received(name, input.datatype, shape, bytes))
+        })
+        .collect()
 }
 
 fn missing(input: &Input<'_>) -> InferError {
@@ -176,14 +180,16 @@ fn parts(model: &Model, batch: &Batch<'_>, input: &Input<'_>) -> Result<Vec<Part
         DataType::Bytes => batch_split::text_ends(input.data, element_count(input.shape).unwrap_or(0), &rows),
         _ => Some(batch_split::fixed_ends(input.data.len(), &rows)),
     };
-    let wrong = || InferError::internal(format!("input '{}' does not match its shape", input.name));
-    let ends = ends.ok_or_else(wrong)?;
+    let ends = ends.ok_or_else(|| InferError::internal(format!("input '{}' does not match its shape", input.name)))?;
     let starts = std::iter::once(0).chain(ends.iter().copied());
-    let part = |((start, end), rows): ((usize, usize), &u64)| {
-        let shape = std::iter::once(rows.cast_signed()).chain(input.shape.iter().skip(1).copied()).collect();
-        (shape, start..end)
-    };
-    Ok(starts.zip(ends.iter().copied()).zip(&rows).map(part).collect())
+    Ok(starts
+        .zip(ends.iter().copied())
+        .zip(&rows)
+        .map(|((start, end), rows)| {
+            let shape = std::iter::once(rows.cast_signed()).chain(input.shape.iter().skip(1).copied()).collect();
+            (shape, start..end)
+        })
+        .collect())
 }
 
 /// Returns the shape of each request's part of an input.
@@ -191,13 +197,16 @@ fn shapes(model: &Model, batch: &Batch<'_>, input: &Input<'_>) -> Vec<Vec<i64>> 
     if let Some(shapes) = ragged(model, batch, input) {
         return shapes;
     }
-    let shape = |request: &pharos::wire::BatchRequest| match input.shape {
-        [_, rest @ ..] if model.config.batches() => {
-            std::iter::once(i64::from(request.rows)).chain(rest.iter().copied()).collect()
-        }
-        shape => shape.to_vec(),
-    };
-    batch.requests.iter().map(shape).collect()
+    batch
+        .requests
+        .iter()
+        .map(|request| match input.shape {
+            [_, rest @ ..] if model.config.batches() => {
+                std::iter::once(i64::from(request.rows)).chain(rest.iter().copied()).collect()
+            }
+            shape => shape.to_vec(),
+        })
+        .collect()
 }
 
 /// Returns the shapes of each request's part of a ragged input; `None` for other inputs.
@@ -206,11 +215,14 @@ fn ragged(model: &Model, batch: &Batch<'_>, input: &Input<'_>) -> Option<Vec<Vec
     if !model.config.batches() || !spec.allow_ragged_batch {
         return None;
     }
-    let shape = |request: &pharos::wire::BatchRequest| {
-        let mut ragged = request.details.as_ref()?.ragged.iter();
-        ragged.find(|(position, _)| usize::from(*position) == input.index).map(|(_, shape)| shape.clone())
-    };
-    batch.requests.iter().map(shape).collect()
+    batch
+        .requests
+        .iter()
+        .map(|request| {
+            let mut ragged = request.details.as_ref()?.ragged.iter();
+            ragged.find(|(position, _)| usize::from(*position) == input.index).map(|(_, shape)| shape.clone())
+        })
+        .collect()
 }
 
 /// Returns the parts of an input whose requests have these shapes.
@@ -220,8 +232,7 @@ fn cut_ragged(input: &Input<'_>, shapes: Vec<Vec<i64>>) -> Result<Vec<Part>, Inf
         DataType::Bytes => batch_split::text_ends(input.data, counts.iter().sum(), &counts),
         _ => Some(batch_split::fixed_ends(input.data.len(), &counts)),
     };
-    let wrong = || InferError::internal(format!("input '{}' does not match its shapes", input.name));
-    let ends = ends.ok_or_else(wrong)?;
+    let ends = ends.ok_or_else(|| InferError::internal(format!("input '{}' does not match its shapes", input.name)))?;
     let starts = std::iter::once(0).chain(ends.iter().copied());
     Ok(shapes.into_iter().zip(starts.zip(ends.iter().copied()).map(|(start, end)| start..end)).collect())
 }

@@ -1,7 +1,6 @@
 //! Requests of a model to other models of the server (BLS).
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
+use parking_lot::Mutex;
 use pharos::error::InferError;
 use pharos_backend::{Call, Called, Canceller, Pending, Runtime};
 use pyo3::prelude::*;
@@ -99,7 +98,7 @@ impl Seen {
 #[pymethods]
 impl ResponseIterator {
     fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
-        let mut seen = lock(&slf.get().seen);
+        let mut seen = slf.get().seen.lock();
         if seen.complete {
             seen.next = 0;
         }
@@ -108,13 +107,13 @@ impl ResponseIterator {
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Py<InferenceResponse>>> {
-        let mut seen = lock(&self.seen);
+        let mut seen = self.seen.lock();
         if seen.complete {
             return Ok(seen.again(py));
         }
         drop(seen);
         let called = py.detach(|| {
-            let mut waiting = lock(&self.waiting);
+            let mut waiting = self.waiting.lock();
             let called = waiting.as_mut().and_then(Pending::next);
             if called.is_none() {
                 *waiting = None;
@@ -122,7 +121,7 @@ impl ResponseIterator {
             called
         });
         let called = called.map(|called| Py::new(py, response(py, called)?)).transpose()?;
-        let mut seen = lock(&self.seen);
+        let mut seen = self.seen.lock();
         match &called {
             Some(response) => seen.responses.push(response.clone_ref(py)),
             None => {
@@ -140,10 +139,6 @@ impl ResponseIterator {
             py.detach(|| canceller.cancel());
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Loads a model, with these files replacing its own.

@@ -13,8 +13,12 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use crate::datatype;
-use crate::device::{CPU, CUDA};
 use crate::error::TritonModelException;
+
+/// DLPack's device type of the CPU.
+pub(crate) const CPU: i32 = 1;
+/// DLPack's device type of CUDA devices.
+pub(crate) const CUDA: i32 = 2;
 
 const FRESH: &CStr = c"dltensor";
 const USED: &CStr = c"used_dltensor";
@@ -129,12 +133,11 @@ impl Foreign {
 impl Drop for Foreign {
     fn drop(&mut self) {
         // SAFETY: `take` made `self` the only owner, so the deleter runs once; deleters of Python libraries need the interpreter.
-        let delete = || unsafe {
+        Python::attach(|_| unsafe {
             if let Some(deleter) = (*self.managed).deleter {
                 deleter(self.managed);
             }
-        };
-        Python::attach(|_| delete());
+        });
     }
 }
 
@@ -178,7 +181,8 @@ unsafe fn read(managed: *mut Managed) -> PyResult<(DataType, Vec<i64>)> {
         return Err(TritonModelException::new_err("DLPack tensors of vectors are not supported: lanes must be 1"));
     }
     let datatype = datatype::of_dlpack(managed.code, managed.bits).ok_or_else(|| {
-        let (code, bits) = (managed.code, managed.bits);
+        let code = managed.code;
+        let bits = managed.bits;
         TritonModelException::new_err(format!("DType code \"{code}\" with {bits} bits is not supported."))
     })?;
     // Without elements, any strides are contiguous: libraries give different ones.

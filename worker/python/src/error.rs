@@ -99,8 +99,8 @@ pub(crate) fn model_exception(error: &InferError) -> PyErr {
     TritonModelException::new_err(error.message.clone())
 }
 
-/// Formats an exception for clients: its type and message, then the locations in the model's code, innermost first. The format is
-/// that of Triton's Python backend.
+/// Formats an exception for clients: its type and message, then the locations in the model's code, innermost first. Triton's Python
+/// backend has the same format.
 pub(crate) fn shortened(py: Python<'_>, error: &PyErr) -> String {
     let kind = error.get_type(py).name().map_or_else(|_| "Exception".to_owned(), |name| name.to_string());
     let value =
@@ -114,7 +114,7 @@ pub(crate) fn shortened(py: Python<'_>, error: &PyErr) -> String {
     text
 }
 
-/// Returns the frames of a traceback, outermost first, without those of this package.
+/// Returns the frames of a traceback, outermost first, without the frames of this package.
 fn places(traceback: &Bound<'_, PyTraceback>) -> PyResult<Vec<String>> {
     let py = traceback.py();
     let own = package_folder(py).unwrap_or_default();
@@ -125,7 +125,8 @@ fn places(traceback: &Bound<'_, PyTraceback>) -> PyResult<Vec<String>> {
         let file = code.getattr("co_filename")?.cast_into::<PyString>()?.to_string_lossy().into_owned();
         // Skip this package and the import system.
         if !(file.starts_with("<frozen ") || !own.is_empty() && file.starts_with(&own)) {
-            let (line, name) = (next.getattr("tb_lineno")?, code.getattr("co_name")?);
+            let line = next.getattr("tb_lineno")?;
+            let name = code.getattr("co_name")?;
             places.push(format!("  {file}({line}): {name}\n"));
         }
         next = next.getattr("tb_next")?;
@@ -141,15 +142,16 @@ fn package_folder(py: Python<'_>) -> PyResult<String> {
 
 /// Prints an exception with its traceback to standard error, which is the server's log.
 pub(crate) fn log(py: Python<'_>, error: &PyErr) {
-    let print = || -> PyResult<()> {
-        let lines = py
-            .import("traceback")?
-            .call_method1("format_exception", (error.get_type(py), error.value(py), error.traceback(py)))?;
-        let text = PyString::new(py, "").call_method1("join", (lines,))?;
-        py.import("pharos_worker.logger")?.call_method1("whole", (text,))?;
-        Ok(())
-    };
-    if print().is_err() {
+    if print_with_traceback(py, error).is_err() {
         eprintln!("{error}");
     }
+}
+
+fn print_with_traceback(py: Python<'_>, error: &PyErr) -> PyResult<()> {
+    let lines = py
+        .import("traceback")?
+        .call_method1("format_exception", (error.get_type(py), error.value(py), error.traceback(py)))?;
+    let text = PyString::new(py, "").call_method1("join", (lines,))?;
+    py.import("pharos_worker.logger")?.call_method1("whole", (text,))?;
+    Ok(())
 }

@@ -14,7 +14,6 @@ mod bodies;
 mod call;
 #[allow(unsafe_code)]
 mod datatype;
-mod device;
 #[allow(unsafe_code)]
 mod dlpack;
 mod error;
@@ -25,7 +24,6 @@ mod parameters;
 mod reply;
 mod request;
 mod response;
-mod sender;
 mod strings;
 mod tensor;
 mod utils;
@@ -40,7 +38,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<request::InferenceTrace>()?;
     module.add_class::<request::PreferredMemory>()?;
     module.add_class::<response::InferenceResponse>()?;
-    module.add_class::<sender::InferenceResponseSender>()?;
+    module.add_class::<answer::InferenceResponseSender>()?;
     module.add_class::<call::ResponseIterator>()?;
     module.add_class::<error::TritonError>()?;
     module.add_class::<metrics::Recorder>()?;

@@ -47,12 +47,11 @@ fn metrics() -> PyResult<&'static backend::Metrics> {
 
 fn kind_of(name: &str) -> PyResult<Kind> {
     let kinds = [Kind::Counter, Kind::Gauge, Kind::Histogram, Kind::Summary];
-    let wrong = || {
+    kinds.into_iter().find(|kind| kind.as_str() == name).ok_or_else(|| {
         PyValueError::new_err(format!(
             "unknown kind of metric '{name}': allowed are counter, gauge, histogram and summary"
         ))
-    };
-    kinds.into_iter().find(|kind| kind.as_str() == name).ok_or_else(wrong)
+    })
 }
 
 fn refused(error: &backend::MetricError) -> PyErr {
@@ -207,8 +206,9 @@ impl Series {
     }
 
     fn add(&self, value: f64) -> f64 {
-        let add = |bits: u64| Some((f64::from_bits(bits) + value).to_bits());
-        let before = self.value.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        let before = self.value.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |bits: u64| {
+            Some((f64::from_bits(bits) + value).to_bits())
+        });
         f64::from_bits(before.unwrap_or_default()) + value
     }
 

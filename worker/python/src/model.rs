@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
+use parking_lot::Mutex;
 use pharos::model::ModelConfig;
 use pharos_backend::{Context, Runtime};
 use pyo3::PyResult;
@@ -49,10 +50,19 @@ pub(crate) struct Model {
 
 impl Model {
     pub(crate) fn new(context: &Context<'_>) -> Self {
-        let (config, runtime) = (context.config.clone(), context.runtime.clone());
+        let config = context.config.clone();
         let outputs = config.outputs.iter().enumerate().map(|(at, output)| (output.name.clone(), at)).collect();
-        let (instance, version) = (context.instance.to_owned(), i64::try_from(context.version).unwrap_or(i64::MAX));
-        Self { config, instance, version, runtime, outputs, open: AtomicBool::new(false), values: Mutex::default() }
+        let instance = context.instance.to_owned();
+        let version = i64::try_from(context.version).unwrap_or(i64::MAX);
+        Self {
+            config,
+            instance,
+            version,
+            runtime: context.runtime.clone(),
+            outputs,
+            open: AtomicBool::new(false),
+            values: Mutex::default(),
+        }
     }
 
     /// Returns the position of an output in the configuration.
@@ -62,7 +72,7 @@ impl Model {
 
     /// Returns the value of a series that the model declares: the bits of a double, initially 0.
     pub(crate) fn value(&self, name: String, labels: Vec<String>) -> Arc<AtomicU64> {
-        let mut values = self.values.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut values = self.values.lock();
         Arc::clone(values.entry((name, labels)).or_default())
     }
 

@@ -9,8 +9,7 @@ use pyo3::types::PyDict;
 
 use crate::array::{self, Source};
 use crate::datatype::{self, NumpyType};
-use crate::device::{CPU, CUDA};
-use crate::dlpack::Foreign;
+use crate::dlpack::{CPU, CUDA, Foreign};
 use crate::error::{TritonModelException, model_exception};
 
 /// The numpy type for the bits of BF16, for which numpy has no type. No computation uses it.
@@ -68,12 +67,13 @@ pub(crate) fn behind_the_default_stream(object: &Bound<'_, PyAny>) -> Option<For
 /// PyTorch and CuPy write directly into the output's memory, which may be pinned; other libraries create an intermediate array.
 pub(crate) fn fetched(
     object: &Bound<'_, PyAny>,
-    (datatype, shape): (DataType, &[i64]),
+    datatype: DataType,
+    shape: &[i64],
     runtime: &Runtime,
 ) -> PyResult<Content> {
-    let len = byte_size(datatype, shape).and_then(|len| usize::try_from(len).ok());
-    let len =
-        len.ok_or_else(|| TritonModelException::new_err("the shape of a tensor on a device has no valid size"))?;
+    let len = byte_size(datatype, shape)
+        .and_then(|len| usize::try_from(len).ok())
+        .ok_or_else(|| TritonModelException::new_err("the shape of a tensor on a device has no valid size"))?;
     let element = datatype::to_numpy(datatype).unwrap_or(BITS);
     let fill: Option<Fill<'_>> = match torch(object) {
         Some(torch) => Some(Box::new(move |view| by_torch(&torch, object, datatype, &view))),
@@ -81,7 +81,7 @@ pub(crate) fn fetched(
         None => None,
     };
     if let Some(fill) = fill {
-        match array::filled(object.py(), allocate(runtime, len)?, (element, shape), fill) {
+        match array::filled(object.py(), allocate(runtime, len)?, element, shape, fill) {
             Ok(Ok(memory)) => return Ok(Content::Memory(memory)),
             Ok(Err(kept)) => {
                 let mut memory = allocate(runtime, len)?;

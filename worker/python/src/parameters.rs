@@ -22,7 +22,7 @@ pub(crate) fn to_json(parameters: &Parameters) -> String {
     format!("{{{}}}", entries.collect::<Vec<_>>().join(","))
 }
 
-/// Whether numbers may have a fraction. As in Triton, those of responses may not.
+/// Whether numbers may have a fraction. As in Triton, numbers of responses may not.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fractions {
     Allowed,
@@ -80,11 +80,15 @@ pub(crate) fn files(given: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<(String, V
         ))
     };
     let given = given.cast::<PyDict>().map_err(|_| wrong())?;
-    let content = |value: &Bound<'_, PyAny>| match value.extract::<String>() {
-        Ok(text) => Ok(text.into_bytes()),
-        Err(_) => value.extract::<Vec<u8>>().map_err(|_| wrong()),
-    };
-    given.iter().map(|(name, value)| Ok((name.extract()?, content(&value)?))).collect()
+    let mut files = Vec::with_capacity(given.len());
+    for (name, value) in given.iter() {
+        let content = match value.extract::<String>() {
+            Ok(text) => text.into_bytes(),
+            Err(_) => value.extract::<Vec<u8>>().map_err(|_| wrong())?,
+        };
+        files.push((name.extract()?, content));
+    }
+    Ok(files)
 }
 
 /// Returns a JSON object of strings, for data that Python reads once.

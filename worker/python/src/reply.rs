@@ -16,7 +16,8 @@ use crate::tensor::Tensor;
 /// Memory allocation failed, or elements cannot be read.
 pub(crate) fn of(
     py: Python<'_>,
-    (model, wanted): (&Model, &[u16]),
+    model: &Model,
+    wanted: &[u16],
     responder: &Responder,
     response: &InferenceResponse,
 ) -> PyResult<Reply> {

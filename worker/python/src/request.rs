@@ -1,8 +1,9 @@
 //! `pb_utils.InferenceRequest`: a request of the batch, or a request of the model to another model.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use pharos::error::InferError;
 use pharos::id::CorrelationId;
 use pharos::infer::Parameters;
@@ -12,12 +13,11 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PySet, PyString};
 
-use crate::answer::Answer;
+use crate::answer::{Answer, InferenceResponseSender};
 use crate::arguments::{NotNone, Text};
 use crate::call;
 use crate::error::TritonModelException;
 use crate::parameters::{self, Fractions};
-use crate::sender::InferenceResponseSender;
 use crate::tensor::Tensor;
 
 /// The flag of the first request of a sequence.
@@ -104,7 +104,8 @@ impl InferenceRequest {
     /// Creates a request of the batch.
     pub(crate) fn received(fields: RequestFields, flags: u32, inputs: Vec<Py<Tensor>>, answer: Arc<Answer>) -> Self {
         let trace = InferenceTrace { place: Some(answer.place()), context: fields.trace_context.clone() };
-        let (flags, release) = (AtomicU32::new(flags), AtomicU32::new(RELEASE_ALL));
+        let flags = AtomicU32::new(flags);
+        let release = AtomicU32::new(RELEASE_ALL);
         Self { fields, inputs, flags, release, preferred_memory: None, trace, answer: Mutex::new(Some(answer)) }
     }
 
@@ -124,7 +125,7 @@ impl InferenceRequest {
     }
 
     fn answer(&self) -> Option<Arc<Answer>> {
-        self.answer.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.answer.lock().clone()
     }
 
     /// Fails the request, if it can still fail.
@@ -162,8 +163,8 @@ impl InferenceRequest {
         parameters: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let missing = |what: &str| PyTypeError::new_err(format!("InferenceRequest() needs {what}"));
-        let (inputs, outputs) = (inputs.0.ok_or_else(|| missing("inputs"))?, requested_output_names.0);
-        let outputs = outputs.ok_or_else(|| missing("requested_output_names"))?;
+        let inputs = inputs.0.ok_or_else(|| missing("inputs"))?;
+        let outputs = requested_output_names.0.ok_or_else(|| missing("requested_output_names"))?;
         let model_name = model_name.0.ok_or_else(|| missing("model_name"))?.0;
         let of = format!("for request with id '{}' and model name '{model_name}' should not be empty.", request_id.0);
         let inputs = inputs_of(&inputs, &of)?;
@@ -182,8 +183,10 @@ impl InferenceRequest {
             trace_context: None,
             sequence: None,
         };
-        let (flags, release) = (AtomicU32::new(flags), AtomicU32::new(RELEASE_ALL));
-        let (trace, answer) = (trace.0.unwrap_or_default(), Mutex::new(None));
+        let flags = AtomicU32::new(flags);
+        let release = AtomicU32::new(RELEASE_ALL);
+        let trace = trace.0.unwrap_or_default();
+        let answer = Mutex::new(None);
         let preferred_memory = preferred_memory.0;
         Ok(Self { fields, inputs, flags, release, preferred_memory, trace, answer })
     }
@@ -324,17 +327,21 @@ fn call_of(py: Python<'_>, runtime: &Runtime, request: &InferenceRequest, decoup
     if request.fields.model_name.is_empty() {
         return Err(PyTypeError::new_err("InferenceRequest() needs model_name to be executed"));
     }
-    let input = |tensor: &Py<Tensor>| -> PyResult<CallInput> {
-        let tensor = tensor.get();
-        Ok(CallInput {
-            name: tensor.name().to_owned(),
-            datatype: tensor.datatype(),
-            shape: tensor.shape().to_vec(),
-            content: tensor.content(py, runtime)?,
+    let fields = &request.fields;
+    let flags = request.flag_bits();
+    let inputs = request
+        .inputs
+        .iter()
+        .map(|tensor| -> PyResult<CallInput> {
+            let tensor = tensor.get();
+            Ok(CallInput {
+                name: tensor.name().to_owned(),
+                datatype: tensor.datatype(),
+                shape: tensor.shape().to_vec(),
+                content: tensor.content(py, runtime)?,
+            })
         })
-    };
-    let (fields, flags) = (&request.fields, request.flag_bits());
-    let inputs = request.inputs.iter().map(input).collect::<PyResult<_>>()?;
+        .collect::<PyResult<_>>()?;
     let request = CallRequest {
         model: fields.model_name.clone(),
         version: if fields.model_version < 0 { String::new() } else { fields.model_version.to_string() },

@@ -31,8 +31,10 @@ impl InferenceResponse {
         let tensors = output_tensors.0.as_ref().map(tensors).transpose()?.unwrap_or_default();
         let error = error
             .map(|error| {
-                let wrong = |_| PyTypeError::new_err(format!("error must be a TritonError, not {}", error.get_type()));
-                error.cast::<TritonError>().map(|error| error.clone().unbind()).map_err(wrong)
+                error
+                    .cast::<TritonError>()
+                    .map(|error| error.clone().unbind())
+                    .map_err(|_| PyTypeError::new_err(format!("error must be a TritonError, not {}", error.get_type())))
             })
             .transpose()?;
         Ok(Self { tensors, error, parameters: parameters::from_python(parameters, Fractions::Refused)? })

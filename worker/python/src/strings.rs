@@ -39,8 +39,8 @@ impl<'py> Elements<'py> {
     /// An element is longer than 4 GiB, or its `str()` fails.
     pub(crate) fn of(array: &Bound<'py, PyAny>) -> PyResult<Self> {
         let py = array.py();
-        let flat = array.call_method0(intern!(py, "ravel"))?.call_method0(intern!(py, "tolist"))?;
-        let flat = flat.cast_into::<PyList>()?;
+        let flat =
+            array.call_method0(intern!(py, "ravel"))?.call_method0(intern!(py, "tolist"))?.cast_into::<PyList>()?;
         let mut elements = Vec::with_capacity(flat.len());
         let mut len = 0usize;
         for object in flat.iter() {

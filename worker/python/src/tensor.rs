@@ -11,8 +11,7 @@ use pyo3::types::PyList;
 use crate::arguments::Text;
 use crate::array;
 use crate::datatype;
-use crate::device::{CPU, CUDA};
-use crate::dlpack::{self, DeviceElements, Foreign};
+use crate::dlpack::{self, CPU, CUDA, DeviceElements, Foreign};
 use crate::error::{TritonModelException, model_exception};
 use crate::output;
 use crate::strings::{self, Elements};
@@ -119,7 +118,7 @@ impl Tensor {
             }
             Stored::Array(array) => output::copied(array.bind(py), runtime),
             Stored::Foreign(foreign) => output::copy_foreign(py, foreign, runtime),
-            Stored::Device { object, .. } => output::fetched(object.bind(py), (self.datatype, &self.shape), runtime),
+            Stored::Device { object, .. } => output::fetched(object.bind(py), self.datatype, &self.shape, runtime),
         }
     }
 
@@ -157,7 +156,8 @@ impl Tensor {
     }
 
     fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        let (py, this) = (slf.py(), slf.get());
+        let py = slf.py();
+        let this = slf.get();
         match &this.stored {
             Stored::Array(array) => Ok(array.bind(py).clone()),
             _ if this.device().0 != CPU => {
@@ -226,7 +226,10 @@ impl Tensor {
         copy: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         // All consumers support the unversioned form.
-        let (py, _, _, _) = (slf.py(), max_version, dl_device, copy);
+        let py = slf.py();
+        let _ = max_version;
+        let _ = dl_device;
+        let _ = copy;
         let this = slf.get();
         let (address, holder) = match &this.stored {
             Stored::Device { object, .. } => {
@@ -248,8 +251,8 @@ impl Tensor {
             }
             Stored::Foreign(foreign) => (foreign.bytes().address, slf.clone().into_any()),
         };
-        let (device, datatype) = (this.device(), this.datatype);
-        dlpack::capsule(holder, &DeviceElements { address, device, datatype, shape: &this.shape })
+        let device = this.device();
+        dlpack::capsule(holder, &DeviceElements { address, device, datatype: this.datatype, shape: &this.shape })
     }
 
     /// Returns DLPack's device: its type and its id.
@@ -280,7 +283,8 @@ impl Tensor {
             ));
         };
         let foreign = Foreign::take(&capsule)?;
-        let (datatype, shape) = (foreign.datatype(), foreign.shape().to_vec());
+        let datatype = foreign.datatype();
+        let shape = foreign.shape().to_vec();
         Ok(Self { name, datatype, shape, stored: Stored::Foreign(foreign), array: PyOnceLock::new() })
     }
 
@@ -293,7 +297,8 @@ impl Tensor {
     fn of_object(name: String, object: &Bound<'_, PyAny>, device: (i32, i32)) -> PyResult<Self> {
         // Read from a DLPack capsule, which describes the objects of all libraries uniformly, and is released at once.
         let described = dlpack::describe(&object.call_method0("__dlpack__")?)?;
-        let (object, array) = (object.clone().unbind(), PyOnceLock::new());
+        let object = object.clone().unbind();
+        let array = PyOnceLock::new();
         let (datatype, shape) = described;
         Ok(Self { name, datatype, shape, stored: Stored::Device { object, device }, array })
     }

@@ -1,4 +1,4 @@
-//! The functions of `pb_utils` on the request path, and those that call the server.
+//! The functions of `pb_utils` on the request path, and the functions that call the server.
 
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -51,7 +51,7 @@ fn unload_model(py: Python<'_>, model_name: &str, unload_dependents: bool) -> Py
     call::unload(py, model_name, unload_dependents)
 }
 
-/// Whether a model, or one version of it, can infer.
+/// Whether a model, or one of its versions, can infer.
 #[pyfunction]
 #[pyo3(signature = (model_name, model_version = ""))]
 fn is_model_ready(py: Python<'_>, model_name: &str, model_version: &str) -> PyResult<bool> {

@@ -27,10 +27,12 @@ fn json(value: Yaml) -> PyResult<Value> {
         Yaml::Number(number) => number_of(&number),
         Yaml::String(text) => Value::String(text),
         Yaml::Sequence(items) => Value::Array(items.into_iter().map(json).collect::<PyResult<_>>()?),
-        Yaml::Mapping(entries) => {
-            let entry = |(key, value): (Yaml, Yaml)| Ok((key_of(&key)?, json(value)?));
-            Value::Object(entries.into_iter().map(entry).collect::<PyResult<Map<String, Value>>>()?)
-        }
+        Yaml::Mapping(entries) => Value::Object(
+            entries
+                .into_iter()
+                .map(|(key, value)| Ok((key_of(&key)?, json(value)?)))
+                .collect::<PyResult<Map<String, Value>>>()?,
+        ),
         Yaml::Tagged(tagged) => json(tagged.value)?,
     })
 }

@@ -15,7 +15,7 @@ pub(super) enum Operation {
 
 /// Computes `out[i] = left[i] op right[i]`. Elements beyond the shortest slice are not changed. Returns `false` for BOOL and
 /// BYTES, which have no arithmetic.
-pub(super) fn apply(datatype: DataType, operation: Operation, (left, right): (&[u8], &[u8]), out: &mut [u8]) -> bool {
+pub(super) fn apply(datatype: DataType, operation: Operation, left: &[u8], right: &[u8], out: &mut [u8]) -> bool {
     macro_rules! wrapping {
         ($number:ty) => {
             match operation {
@@ -59,8 +59,8 @@ pub(super) fn apply(datatype: DataType, operation: Operation, (left, right): (&[
 }
 
 fn each<const N: usize>(left: &[u8], right: &[u8], out: &mut [u8], operation: impl Fn([u8; N], [u8; N]) -> [u8; N]) {
-    let (left, right, out) = (left.as_chunks().0, right.as_chunks().0, out.as_chunks_mut().0);
-    for ((left, right), out) in left.iter().zip(right).zip(out) {
+    let operands = left.as_chunks().0.iter().zip(right.as_chunks().0);
+    for ((left, right), out) in operands.zip(out.as_chunks_mut().0) {
         *out = operation(*left, *right);
     }
 }
@@ -97,20 +97,20 @@ pub(super) fn texts(
     batch: &Batch<'_>,
     outputs: &mut Outputs<'_>,
 ) -> Result<Vec<String>, InferError> {
-    let elements = bytes_elements(input.data).collect::<Result<Vec<_>, _>>();
-    let elements =
-        elements.map_err(|at| run_error(format!("input '{}' is not framed as BYTES at {at}", input.name)))?;
-    let of_request = counts(batch, input, elements.len());
+    let elements = bytes_elements(input.data)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|at| run_error(format!("input '{}' is not framed as BYTES at {at}", input.name)))?;
+    let elements_of = counts(batch, input, elements.len());
     let mut texts = Vec::with_capacity(elements.len());
     let mut rest = elements.into_iter();
     for (position, request) in batch.requests.iter().enumerate() {
-        let mut bad = false;
-        for element in rest.by_ref().take(of_request(request)) {
+        let mut is_valid = true;
+        for element in rest.by_ref().take(elements_of(request)) {
             let text = str::from_utf8(element).ok().filter(|text| !text.contains('\0'));
-            bad |= text.is_none();
+            is_valid &= text.is_some();
             texts.push(text.unwrap_or_default().to_owned());
         }
-        if bad {
+        if !is_valid {
             let text = format!("input '{}' holds an element that is not UTF-8 text without NUL bytes", input.name);
             outputs.fail(position, InferError::invalid(text));
         }
@@ -121,21 +121,13 @@ pub(super) fn texts(
 /// Returns a function for the number of elements that a request has of an input, of which the batch has `elements`. Requests with a
 /// ragged input have different shapes, which its [details](BatchRequest::details) contain.
 pub(super) fn counts(batch: &Batch<'_>, input: &Input<'_>, elements: usize) -> impl Fn(&BatchRequest) -> usize + use<> {
-    let (index, per_row) = (input.index, elements / usize::try_from(batch.rows()).unwrap_or(1).max(1));
+    let index = input.index;
+    let per_row = elements / usize::try_from(batch.rows()).unwrap_or(1).max(1);
     move |request| {
-        let ragged = request.details.iter().flat_map(|details| &details.ragged);
-        let own =
-            ragged.filter(|(position, _)| usize::from(*position) == index).find_map(|(_, shape)| element_count(shape));
-        own.and_then(|own| usize::try_from(own).ok()).unwrap_or(per_row * request.rows as usize)
-    }
-}
-
-/// Copies the parameters of each request to its response.
-pub(super) fn echo_parameters(batch: &Batch<'_>, outputs: &mut Outputs<'_>) {
-    for (position, request) in batch.requests.iter().enumerate() {
-        for (name, value) in &request.parameters {
-            outputs.parameter(position, name, value.clone());
-        }
+        let mut ragged = request.details.iter().flat_map(|details| &details.ragged);
+        let shape = ragged.find(|(position, _)| usize::from(*position) == index).map(|(_, shape)| shape);
+        let own = shape.and_then(|shape| usize::try_from(element_count(shape)?).ok());
+        own.unwrap_or(per_row * request.rows as usize)
     }
 }
 
@@ -146,16 +138,16 @@ mod tests {
     #[test]
     fn integers_wrap_and_halves_add() {
         let mut out = [0; 2];
-        assert!(apply(DataType::Int8, Operation::Add, (&[127, 1], &[1, 1]), &mut out));
+        assert!(apply(DataType::Int8, Operation::Add, &[127, 1], &[1, 1], &mut out));
         assert_eq!(out, [128, 2]);
-        assert!(apply(DataType::Int8, Operation::Subtract, (&[0, 1], &[1, 1]), &mut out));
+        assert!(apply(DataType::Int8, Operation::Subtract, &[0, 1], &[1, 1], &mut out));
         assert_eq!(out, [255, 0]);
-        let (one, two) = (f16::from_f32(1.0).to_le_bytes(), f16::from_f32(2.0).to_le_bytes());
-        assert!(apply(DataType::Fp16, Operation::Subtract, (&one, &two), &mut out));
+        let [one, two] = [1.0, 2.0].map(|number| f16::from_f32(number).to_le_bytes());
+        assert!(apply(DataType::Fp16, Operation::Subtract, &one, &two, &mut out));
         assert_eq!(f16::from_le_bytes(out), f16::from_f32(-1.0));
-        let (one, two) = (bf16::from_f32(1.0).to_le_bytes(), bf16::from_f32(2.0).to_le_bytes());
-        assert!(apply(DataType::Bf16, Operation::Add, (&one, &two), &mut out));
+        let [one, two] = [1.0, 2.0].map(|number| bf16::from_f32(number).to_le_bytes());
+        assert!(apply(DataType::Bf16, Operation::Add, &one, &two, &mut out));
         assert_eq!(bf16::from_le_bytes(out), bf16::from_f32(3.0));
-        assert!(!apply(DataType::Bool, Operation::Add, (&[1], &[1]), &mut out));
+        assert!(!apply(DataType::Bool, Operation::Add, &[1], &[1], &mut out));
     }
 }

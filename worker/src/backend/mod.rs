@@ -1,19 +1,13 @@
 //! The backends of this crate for the configuration's `backend: "NAME"`, one file for each. The registry selects one by name.
 
 mod builtin;
-mod countdown;
-mod delay;
 mod elements;
-mod emit;
 #[allow(unsafe_code)]
 mod native;
 mod on_gpu;
 #[allow(unsafe_code)]
 mod onnxruntime;
 mod registry;
-mod repeat;
-mod sequence;
-mod stateful;
 mod tract;
 
 use std::path::PathBuf;

@@ -10,7 +10,6 @@ mod library;
 mod load;
 mod metrics;
 mod outputs;
-mod replies;
 mod responses;
 mod running;
 mod slots;

@@ -18,7 +18,6 @@ use pharos_backend::{
     Backend, Batch, Context, DeviceInputs, Input, OutputMemory, Outputs, Source, load_error, run_error,
 };
 
-use super::elements::echo_parameters;
 use crate::device::{Buffer, Cuda, DeviceMemory, Fault, Function, OWN, Pool, Prefetch, Queues, Work, is_usable};
 
 /// The operation on a batch.
@@ -36,7 +35,6 @@ enum Operation {
 struct OnGpu {
     engine: String,
     operation: Operation,
-    echo_parameters: bool,
     /// Inputs being copied for the batch with this number. That batch may never be executed here: if it is cancelled, another
     /// batch's data can be at the same location.
     ahead: (u64, Vec<Prefetch>),
@@ -44,41 +42,35 @@ struct OnGpu {
     queues: Queues,
 }
 
-/// Creates the function that the configuration selects, on the instance's device.
+/// Creates the function `identity` on the instance's device.
 ///
 /// # Errors
-/// The function does not exist on a GPU, or the device cannot be used.
-pub(super) fn create(
-    context: &Context<'_>,
-    cuda: &Arc<Cuda>,
-    (function, echo_parameters): (&str, bool),
-) -> Result<Box<dyn Backend>, InferError> {
+/// The device cannot be used.
+pub(super) fn identity(cuda: &Arc<Cuda>) -> Result<Box<dyn Backend>, InferError> {
+    create(cuda, Operation::Identity)
+}
+
+/// Creates the function `add_sub` on the instance's device.
+///
+/// # Errors
+/// The function does not support the model's datatypes, or the device cannot be used.
+pub(super) fn add_sub(context: &Context<'_>, cuda: &Arc<Cuda>) -> Result<Box<dyn Backend>, InferError> {
+    create(cuda, add_sub_of(context, cuda)?)
+}
+
+fn create(cuda: &Arc<Cuda>, operation: Operation) -> Result<Box<dyn Backend>, InferError> {
     let failed = |fault: Fault| load_error(format!("the GPU cannot be used: {fault}"));
-    let operation = match function {
-        "add_sub" => add_sub(context, cuda)?,
-        _ => Operation::Identity,
-    };
     let name = cuda.call(|driver| driver.name(OWN)).map_err(failed)?;
     let engine = format!("builtin {} on {name}", env!("CARGO_PKG_VERSION"));
     let queues = Queues::new(cuda).map_err(failed)?;
     let pool = Pool::new(cuda.clone());
-    Ok(Box::new(OnGpu { engine, operation, echo_parameters, ahead: (0, Vec::new()), pool, queues }))
+    Ok(Box::new(OnGpu { engine, operation, ahead: (0, Vec::new()), pool, queues }))
 }
 
-/// Checks that a function exists on a GPU.
-///
-/// # Errors
-/// The function does not exist on a GPU.
-pub(super) fn check(function: &str) -> Result<(), InferError> {
-    if matches!(function, "identity" | "add_sub") {
-        return Ok(());
-    }
-    let text = "on a GPU the builtin backend has identity and add_sub; others need an instance_group of KIND_CPU";
-    Err(load_error(format!("the function '{function}' computes on CPUs only: {text}")))
-}
-
-fn add_sub(context: &Context<'_>, cuda: &Cuda) -> Result<Operation, InferError> {
-    let (inputs, outputs) = (&context.config.inputs, &context.config.outputs);
+/// Compiles the kernels for the model's datatype.
+fn add_sub_of(context: &Context<'_>, cuda: &Cuda) -> Result<Operation, InferError> {
+    let inputs = &context.config.inputs;
+    let outputs = &context.config.outputs;
     let mut datatypes = inputs.iter().chain(outputs).map(|tensor| tensor.datatype);
     let datatype = datatypes.next().unwrap_or(DataType::Bytes);
     if datatypes.any(|other| other != datatype) {
@@ -111,15 +103,12 @@ impl Backend for OnGpu {
     }
 
     fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
-        if self.echo_parameters {
-            echo_parameters(batch, outputs);
-        }
         let (batch_ahead, mut before) = std::mem::take(&mut self.ahead);
         if batch_ahead != outputs.batch() {
             before.clear();
         }
         let mut used = Vec::new();
-        let result = self.run(batch, outputs, (&before, &mut used));
+        let result = self.run(batch, outputs, &before, &mut used);
         // All work is done or abandoned; its buffers can be reused. After a failed batch, copies made ahead are waited for and
         // dropped.
         if result.is_ok() {
@@ -155,14 +144,15 @@ impl OnGpu {
         &mut self,
         batch: &Batch<'_>,
         outputs: &mut Outputs<'_>,
-        (ahead, used): (&[Prefetch], &mut Vec<Buffer>),
+        ahead: &[Prefetch],
+        used: &mut Vec<Buffer>,
     ) -> Result<(), InferError> {
         let Self { operation, queues, pool, .. } = self;
         let mut run = Run { work: queues.begin().map_err(failed)?, pool, ahead, used };
         match operation {
             Operation::Identity => run.identity(batch, outputs)?,
             Operation::AddSub { kernels, datatype, size } => {
-                run.add_sub(batch, outputs, (kernels, *datatype, *size))?;
+                run.add_sub(batch, outputs, kernels, *datatype, *size)?;
             }
         }
         let Run { work, pool, .. } = run;
@@ -192,7 +182,9 @@ impl<'m> Run<'_, 'm> {
         &mut self,
         batch: &'m Batch<'_>,
         outputs: &mut Outputs<'o>,
-        (kernels, datatype, size): (&[Function; 2], DataType, usize),
+        kernels: &[Function; 2],
+        datatype: DataType,
+        size: usize,
     ) -> Result<(), InferError> {
         let [left, right] = batch.inputs.as_slice() else {
             return Err(run_error(format!("add_sub needs 2 inputs, got {}", batch.inputs.len())));
@@ -201,12 +193,13 @@ impl<'m> Run<'_, 'm> {
             let text = format!("add_sub needs inputs of one shape, got {:?} and {:?}", left.shape, right.shape);
             return Err(InferError::invalid(text));
         }
-        let inputs = (self.place(left, size)?, self.place(right, size)?);
-        if inputs.0.len() != inputs.1.len() || [left, right].iter().any(|input| input.datatype != datatype) {
+        let left_memory = self.place(left, size)?;
+        let right_memory = self.place(right, size)?;
+        if left_memory.len() != right_memory.len() || [left, right].iter().any(|input| input.datatype != datatype) {
             return Err(run_error("add_sub needs one datatype for its inputs and outputs"));
         }
         self.work.inputs_follow_no_more().map_err(failed)?;
-        let len = inputs.0.len();
+        let len = left_memory.len();
         for (output, kernel) in kernels.iter().enumerate().filter(|(output, _)| batch.wants(*output)) {
             let place = outputs.allocate_anywhere(output, datatype, left.shape, len)?;
             let target = match &place {
@@ -214,8 +207,8 @@ impl<'m> Run<'_, 'm> {
                 _ => self.buffer(len)?,
             };
             let count = (len / size) as u64;
-            let arguments = [inputs.0.address(), inputs.1.address(), target.address(), count];
-            self.work.launch((*kernel, &arguments), count).map_err(failed)?;
+            let arguments = [left_memory.address(), right_memory.address(), target.address(), count];
+            self.work.launch(*kernel, &arguments, count).map_err(failed)?;
             self.work.computed().map_err(failed)?;
             self.deliver(target, place)?;
         }

@@ -14,7 +14,7 @@ mod session;
 use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use half::bf16;
 use ort::environment::Environment;
@@ -24,6 +24,7 @@ use ort::value::{
     DynValue, DynValueRefMut, IntoTensorElementType, PrimitiveTensorElementType, Shape, TensorRefMut, ValueType,
 };
 use ort::{AsPointer, sys};
+use parking_lot::Mutex;
 use pharos::error::InferError;
 use pharos::model::ModelConfig;
 use pharos::tensor::{DataType, byte_size, push_bytes_element};
@@ -75,19 +76,17 @@ pub(super) fn library() -> Option<PathBuf> {
 /// Loads the library and the model's file.
 pub(super) fn create(context: &Context<'_>, cuda: &Arc<Cuda>, library: &Path) -> Result<Box<dyn Backend>, InferError> {
     let path = model_file(context)?;
-    let no_library = |error: &dyn std::fmt::Display| {
+    let environment = environment(library).map_err(|error| {
         load_error(format!(
             "ONNX Runtime cannot be loaded from '{}' ({LIBRARY_VARIABLE}): {error}; it needs version 1.17 or later, which \
              `pip install onnxruntime` provides; `backend: \"tract\"` needs no library",
             library.display()
         ))
-    };
-    let environment = environment(library).map_err(|error| no_library(&*error))?;
+    })?;
     let opened = session(&environment, context, cuda, &path)?;
     let outputs = outputs_of(&opened.session, context.config).map_err(|text| in_file(&path, &text))?;
     let names = (0..context.config.backend_inputs()).filter_map(|position| context.config.input_name(position));
-    let inputs = names.map(c_name).collect::<Result<_, _>>();
-    let inputs = inputs.map_err(|text| in_file(&path, &text))?;
+    let inputs = names.map(c_name).collect::<Result<_, _>>().map_err(|text| in_file(&path, &text))?;
     let version = version_of(library) + if opened.device.is_some() { " on CUDA" } else { "" };
     Ok(Box::new(OnnxRuntime { opened, version, inputs, outputs }))
 }
@@ -95,14 +94,14 @@ pub(super) fn create(context: &Context<'_>, cuda: &Arc<Cuda>, library: &Path) ->
 /// Returns the environment of this process, which can have only one. Loads the library first if that has not happened.
 fn environment(library: &Path) -> Result<Environment, Box<dyn std::error::Error>> {
     static ONLY: Mutex<Option<Environment>> = Mutex::new(None);
-    let mut only = ONLY.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut only = ONLY.lock();
     match &*only {
         Some(environment) => Ok(environment.clone()),
         None => Ok(only.insert(ort::init_from(library)?.with_telemetry(false).build()?).clone()),
     }
 }
 
-/// Loads the library and what it builds for its first session, so that copies of this process share it. Starts no threads.
+/// Loads the library and the objects that it builds for its first session, so that copies of this process share it. Starts no threads.
 /// Returns the path of the library, if it is set; a model reports why it cannot be loaded.
 pub(super) fn preload() -> Option<PathBuf> {
     let library = library()?;
@@ -116,7 +115,7 @@ pub(super) fn preload() -> Option<PathBuf> {
 }
 
 /// Returns a model with one node `Identity`, from the input `x` to the output `y`, which are vectors of one FP32 element. The
-/// fields are those of `ModelProto` in `onnx.proto` of ONNX.
+/// field numbers are defined by `ModelProto` in `onnx.proto` of ONNX.
 fn identity() -> Vec<u8> {
     let fields: [&[u8]; 5] = [
         // The version 8 of the format, and the length of the graph.
@@ -205,8 +204,7 @@ fn outputs_of(session: &Session, config: &ModelConfig) -> Result<Vec<Output>, St
         };
         // For an input that is also an output, the runtime returns the input's memory, whatever memory it was given.
         let passed_through = session.inputs().iter().any(|input| input.name() == name);
-        let shape = known_shape(found.dtype(), datatype, config.max_batch_size > 0);
-        let shape = shape.filter(|_| !passed_through);
+        let shape = known_shape(found.dtype(), datatype, config.max_batch_size > 0).filter(|_| !passed_through);
         Ok(Output { name: c_name(name)?, position, datatype, shape })
     });
     found.collect()
@@ -265,7 +263,7 @@ impl Backend for OnnxRuntime {
         for output in &wanted {
             places.push(output.place(batch.rows(), outputs)?);
         }
-        let results = run_or_withdraw(session, &inputs, (&mut wanted, &mut places), outputs)?;
+        let results = run_or_withdraw(session, &inputs, &mut wanted, &mut places, outputs)?;
         outputs.computed();
         wanted.iter().zip(results).try_for_each(|(output, value)| output.copy(value.as_ref(), outputs))?;
         // Outputs with known shapes were allocated before the others.
@@ -291,7 +289,7 @@ impl Output {
     /// Copies an output that the runtime has allocated itself to the arena; does nothing for `None`.
     fn copy(&self, value: Option<&DynValue>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
         let Some(value) = value else { return Ok(()) };
-        from_value(value, (self.position, self.datatype), outputs).map_err(|error| self.failed(&error))
+        from_value(value, self.position, self.datatype, outputs).map_err(|error| self.failed(&error))
     }
 
     /// Allocates memory in the arena, if the shape is known.
@@ -313,7 +311,8 @@ impl Output {
 fn run_or_withdraw(
     session: &mut Session,
     inputs: &[(&CStr, SessionInputValue<'_>)],
-    (wanted, places): (&mut [&mut Output], &mut [ArenaOutput]),
+    wanted: &mut [&mut Output],
+    places: &mut [ArenaOutput],
     outputs: &mut Outputs<'_>,
 ) -> Result<Vec<Option<DynValue>>, InferError> {
     let mut results = run(session, inputs, wanted, places);
@@ -334,11 +333,14 @@ fn run_or_withdraw(
 /// Called after a run that failed with outputs in the arena and succeeded without. Outputs with a shape other than the file
 /// declares are always copied from now on; if all shapes are as declared, all outputs are.
 fn switch_to_copies(wanted: &mut [&mut Output], places: &[ArenaOutput], values: &[Option<DynValue>]) {
-    let as_declared = places.iter().zip(values).map(|pair| match pair {
-        (Some(place), Some(value)) => place.dtype().tensor_shape() == value.dtype().tensor_shape(),
-        _ => true,
-    });
-    let as_declared: Vec<bool> = as_declared.collect();
+    let as_declared: Vec<bool> = places
+        .iter()
+        .zip(values)
+        .map(|pair| match pair {
+            (Some(place), Some(value)) => place.dtype().tensor_shape() == value.dtype().tensor_shape(),
+            _ => true,
+        })
+        .collect();
     let all = as_declared.iter().all(|as_declared| *as_declared);
     for (output, as_declared) in wanted.iter_mut().zip(as_declared) {
         if all || !as_declared {
@@ -361,7 +363,7 @@ fn run(
     let place = |place: &ArenaOutput| place.as_ref().map_or(ptr::null_mut(), |value| value.ptr().cast_mut());
     let mut values: Vec<*mut sys::OrtValue> = places.iter().map(place).collect();
     assert_eq!(values.len(), output_names.len(), "every wanted output has an entry in places");
-    // SAFETY: each pointer refers to a value that its owner keeps until this function returns, each length is that of its array,
+    // SAFETY: each pointer refers to a value that its owner keeps until this function returns, each length is the length of its array,
     // and `&mut Session` guarantees that no other run is in progress. Values that the runtime stores in place of null pointers
     // are owned here; on an error it stores none.
     unsafe {
@@ -443,7 +445,8 @@ fn wrong_size(input: &Input<'_>, len: usize, expected: u64) -> InferError {
 /// Copies an output to the arena.
 fn from_value(
     value: &DynValue,
-    (position, datatype): (usize, DataType),
+    position: usize,
+    datatype: DataType,
     outputs: &mut Outputs<'_>,
 ) -> Result<(), InferError> {
     let failed = |error: ort::Error| run_error(error.to_string());

@@ -1,4 +1,4 @@
-//! The backends of a worker: those of this crate, those that a program adds, and the shared library that the frontend has
+//! The backends of a worker: the engines of this crate, the backends that a program adds, and the shared library that the frontend has
 //! selected for the model.
 
 use std::sync::Arc;
@@ -96,10 +96,13 @@ mod tests {
             registry.add(name, own);
         }
         assert_eq!(registry.names(), ["builtin", "onnxruntime", "tract", "mine"]);
-        let is_own = |name| {
-            let mut found = registry.backends.iter().filter(|(known, _)| *known == name);
-            found.any(|(_, creator)| matches!(creator, Creator::Added(create) if std::ptr::fn_addr_eq(*create, own)))
-        };
-        assert_eq!(["builtin", "tract", "mine"].map(is_own), [false, true, true]);
+        assert_eq!(
+            ["builtin", "tract", "mine"].map(|name| {
+                let mut found = registry.backends.iter().filter(|(known, _)| *known == name);
+                found
+                    .any(|(_, creator)| matches!(creator, Creator::Added(create) if std::ptr::fn_addr_eq(*create, own)))
+            }),
+            [false, true, true]
+        );
     }
 }

@@ -53,17 +53,20 @@ pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferErr
     if onnx::is_ort_format(&context.config.default_model_filename) {
         return Err(unusable(&format!("only ONNX Runtime reads its own format; {REMEDY}")));
     }
-    let model = tract_onnx::onnx().model_for_path(&path);
-    let mut model = model.map_err(|error| unusable(&format!("{error:#}; {REMEDY}")))?;
+    let mut model =
+        tract_onnx::onnx().model_for_path(&path).map_err(|error| unusable(&format!("{error:#}; {REMEDY}")))?;
     let missing = missing_operators(&model).map_err(|error| unusable(&format!("{error:#}; {REMEDY}")))?;
     if !missing.is_empty() {
         return Err(unusable(&format!("it does not have the operators {}; {REMEDY}", missing.join(", "))));
     }
     let names = graph_names(&model).map_err(|error| unusable(&error))?;
-    let position =
-        |name: &String| (0..context.config.backend_inputs()).find(|at| context.config.input_name(*at) == Some(name));
-    let inputs = names.0.iter().map(|name| position(name).ok_or(name)).collect::<Result<Vec<_>, _>>();
-    let inputs = inputs.map_err(|name| unusable(&format!("its input '{name}' is not in the configuration")))?;
+    let position = |name| (0..context.config.backend_inputs()).find(|at| context.config.input_name(*at) == Some(name));
+    let inputs = names
+        .0
+        .iter()
+        .map(|name| position(name).ok_or(name))
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|name| unusable(&format!("its input '{name}' is not in the configuration")))?;
     let outputs: Vec<_> = names.1.iter().map(|name| configured_output(context, name)).collect();
     for (output, _) in context.config.backend_outputs() {
         if !names.1.iter().any(|name| name == output) {
@@ -98,7 +101,7 @@ fn missing_operators(model: &InferenceModel) -> TractResult<Vec<String>> {
 /// tried.
 ///
 /// # Errors
-/// tract can optimize it with none of them: the reason for the first.
+/// tract can optimize the model with none of the sizes: the reason for the first size.
 fn try_sizes(model: &InferenceModel) -> TractResult<()> {
     let mut failure = None;
     for size in TRIAL_SIZES {
@@ -146,11 +149,14 @@ impl Backend for Tract {
     }
 
     fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
-        let ordered = self.inputs.iter().map(|position| {
-            let input = batch.inputs.iter().find(|input| input.index == *position);
-            input.ok_or_else(|| run_error("tract cannot run a model with a missing input"))
-        });
-        let ordered: Vec<&Input<'_>> = ordered.collect::<Result<_, _>>()?;
+        let ordered: Vec<&Input<'_>> = self
+            .inputs
+            .iter()
+            .map(|position| {
+                let input = batch.inputs.iter().find(|input| input.index == *position);
+                input.ok_or_else(|| run_error("tract cannot run a model with a missing input"))
+            })
+            .collect::<Result<_, _>>()?;
         let mut tensors: TVec<TValue> = TVec::new();
         for input in ordered {
             tensors.push(to_tensor(input, batch, outputs)?.into());
@@ -163,7 +169,7 @@ impl Backend for Tract {
             if let Some((position, datatype)) = configured
                 && batch.wants(*position)
             {
-                from_tensor(result, (*position, *datatype), outputs)?;
+                from_tensor(result, *position, *datatype, outputs)?;
             }
         }
         // The results have the order of the graph.
@@ -223,14 +229,15 @@ fn text_tensor(
 
 fn from_tensor(
     tensor: &Tensor,
-    (position, datatype): (usize, DataType),
+    position: usize,
+    datatype: DataType,
     outputs: &mut Outputs<'_>,
 ) -> Result<(), InferError> {
     let shape: Vec<i64> = tensor.shape().iter().map(|dim| i64::try_from(*dim).unwrap_or(0)).collect();
     let unusable = |error: &dyn std::fmt::Display| run_error(format!("output {position} as {datatype}: {error:#}"));
     if tensor.datum_type() == DatumType::TDim {
         let tensor = tensor.cast_to::<i64>().map_err(|error| unusable(&error))?;
-        return from_tensor(&tensor, (position, datatype), outputs);
+        return from_tensor(&tensor, position, datatype, outputs);
     }
     let view = tensor.try_as_plain_ram().map_err(|error| unusable(&error))?;
     if datatype == DataType::Bytes {

@@ -75,13 +75,13 @@ pub(crate) trait Driver: Send + Sync {
     ///
     /// # Safety
     /// The bytes stay valid until the copy is done. `to` has room for them.
-    unsafe fn upload(&self, device: u32, stream: Stream, to: u64, from: (*const u8, usize)) -> Result<(), Fault>;
+    unsafe fn upload(&self, device: u32, stream: Stream, to: u64, from: *const [u8]) -> Result<(), Fault>;
 
     /// Copies from the device, ordered in the stream.
     ///
     /// # Safety
     /// The memory stays valid and is not accessed otherwise until the copy is done. `from` has as many bytes.
-    unsafe fn download(&self, device: u32, stream: Stream, from: u64, into: (*mut u8, usize)) -> Result<(), Fault>;
+    unsafe fn download(&self, device: u32, stream: Stream, from: u64, into: *mut [u8]) -> Result<(), Fault>;
 
     /// Copies within a device or between two, ordered in a stream of the first.
     fn copy(&self, device: u32, stream: Stream, from: DeviceMemory, to: DeviceMemory) -> Result<(), Fault>;
@@ -96,15 +96,23 @@ pub(crate) trait Driver: Send + Sync {
     fn function(&self, device: u32, module: Module, name: &CStr) -> Result<Function, Fault>;
 
     /// Runs a kernel whose parameters are all 64 bits wide, ordered in the stream, with about this many threads.
-    fn launch(&self, device: u32, stream: Stream, call: (Function, &[u64]), threads: u64) -> Result<(), Fault>;
+    fn launch(
+        &self,
+        device: u32,
+        stream: Stream,
+        function: Function,
+        arguments: &[u64],
+        threads: u64,
+    ) -> Result<(), Fault>;
 
-    /// Announces that foreign kernels are about to compute in a stream with this memory. For a driver that checks the ordering of
+    /// Announces that foreign kernels are about to compute in a stream, reading `from` and writing `to`. For a driver that checks the ordering of
     /// streams; a real device ignores it.
     fn foreign_compute(
         &self,
         _device: u32,
         _stream: Stream,
-        _memory: (&[DeviceMemory], &[DeviceMemory]),
+        _from: &[DeviceMemory],
+        _to: &[DeviceMemory],
     ) -> Result<(), Fault> {
         Ok(())
     }

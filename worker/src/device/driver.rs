@@ -10,10 +10,11 @@ use std::collections::HashMap;
 use std::ffi::{CStr, c_uint, c_void};
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use cudarc::driver::sys;
+use parking_lot::{Mutex, MutexGuard};
 use pharos::region::CUDA_HANDLE;
 
 use super::{DeviceMemory, Driver, Event, Fault, Function, Module, Stream};
@@ -105,16 +106,17 @@ impl Cudarc {
 
     /// Returns the number of devices; searches for the driver on the first call.
     fn ready(&self) -> Result<u32, Fault> {
-        let start = || {
-            Self::library()?;
-            // SAFETY: the library has been found. May be called any number of times.
-            call(unsafe { sys::cuInit(0) }).map_err(absent)?;
-            let mut count = 0;
-            // SAFETY: writes one integer.
-            call(unsafe { sys::cuDeviceGetCount(&mut count) }).map_err(absent)?;
-            Ok(u32::try_from(count).unwrap_or(0))
-        };
-        self.ready.get_or_init(start).clone()
+        self.ready
+            .get_or_init(|| {
+                Self::library()?;
+                // SAFETY: the library has been found. May be called any number of times.
+                call(unsafe { sys::cuInit(0) }).map_err(absent)?;
+                let mut count = 0;
+                // SAFETY: writes one integer.
+                call(unsafe { sys::cuDeviceGetCount(&mut count) }).map_err(absent)?;
+                Ok(u32::try_from(count).unwrap_or(0))
+            })
+            .clone()
     }
 
     /// Makes a device current on the calling thread.
@@ -136,7 +138,7 @@ impl Cudarc {
     }
 
     fn contexts(&self) -> MutexGuard<'_, HashMap<u32, Context>> {
-        self.contexts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.contexts.lock()
     }
 }
 
@@ -147,7 +149,8 @@ fn retain(device: u32, count: u32) -> Result<Context, Fault> {
         let failure = if count == 0 { Fault::Absent } else { Fault::Refused };
         return Err(failure(format!("device {device} does not exist: the driver reports {count} devices")));
     };
-    let (mut handle, mut context) = (0, ptr::null_mut());
+    let mut handle = 0;
+    let mut context = ptr::null_mut();
     // SAFETY: this call and the next write to the addresses that they receive.
     call(unsafe { sys::cuDeviceGet(&mut handle, number) })?;
     // SAFETY: as above. It is never released.
@@ -169,7 +172,9 @@ impl Driver for Cudarc {
         if Self::library().is_err() {
             return false;
         }
-        let (mut handle, mut flags, mut active) = (0, 0, 0);
+        let mut handle = 0;
+        let mut flags = 0;
+        let mut active = 0;
         // Without `cuInit`, which would affect children that a model forks: code that uses the device has called it.
         // SAFETY: this call and the next write integers; they return an error if the driver is not initialized.
         let found = call(unsafe { sys::cuDeviceGet(&mut handle, number) });
@@ -181,7 +186,8 @@ impl Driver for Cudarc {
 
     fn name(&self, device: u32) -> Result<String, Fault> {
         self.context(device)?;
-        let (mut handle, mut text) = (0, [0; 256]);
+        let mut handle = 0;
+        let mut text = [0; 256];
         // SAFETY: writes an integer.
         call(unsafe { sys::cuDeviceGet(&mut handle, i32::try_from(device).unwrap_or(-1)) })?;
         // SAFETY: writes at most the given number of bytes, including the final zero.
@@ -222,7 +228,8 @@ impl Driver for Cudarc {
         self.context(device)?;
         // A blocking stream, so that copies by other code in the device's default stream wait for its work: ONNX Runtime makes
         // such copies of inputs for nodes on the processor, and cannot order them after the stream that uploads the inputs.
-        let (mut stream, in_turn) = (ptr::null_mut(), sys::CUstream_flags_enum::CU_STREAM_DEFAULT as c_uint);
+        let mut stream = ptr::null_mut();
+        let in_turn = sys::CUstream_flags_enum::CU_STREAM_DEFAULT as c_uint;
         // SAFETY: writes the handle.
         call(unsafe { sys::cuStreamCreate(&mut stream, in_turn) })?;
         Ok(Stream(stream.expose_provenance()))
@@ -243,7 +250,8 @@ impl Driver for Cudarc {
 
     fn event(&self, device: u32) -> Result<Event, Fault> {
         self.context(device)?;
-        let (mut event, timed) = (ptr::null_mut(), sys::CUevent_flags_enum::CU_EVENT_DEFAULT as c_uint);
+        let mut event = ptr::null_mut();
+        let timed = sys::CUevent_flags_enum::CU_EVENT_DEFAULT as c_uint;
         // SAFETY: writes the handle.
         call(unsafe { sys::cuEventCreate(&mut event, timed) })?;
         Ok(Event(event.expose_provenance()))
@@ -282,16 +290,16 @@ impl Driver for Cudarc {
         Ok(Duration::try_from_secs_f32(milliseconds / 1e3).unwrap_or_default())
     }
 
-    unsafe fn upload(&self, device: u32, stream: Stream, to: u64, from: (*const u8, usize)) -> Result<(), Fault> {
+    unsafe fn upload(&self, device: u32, stream: Stream, to: u64, from: *const [u8]) -> Result<(), Fault> {
         self.context(device)?;
         // SAFETY: the caller keeps the bytes valid, and there is room for them.
-        call(unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.0.cast(), from.1, handle(stream.0)) })
+        call(unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), from.len(), handle(stream.0)) })
     }
 
-    unsafe fn download(&self, device: u32, stream: Stream, from: u64, into: (*mut u8, usize)) -> Result<(), Fault> {
+    unsafe fn download(&self, device: u32, stream: Stream, from: u64, into: *mut [u8]) -> Result<(), Fault> {
         self.context(device)?;
         // SAFETY: the caller keeps the memory valid and does not access it meanwhile.
-        call(unsafe { sys::cuMemcpyDtoHAsync_v2(into.0.cast(), from, into.1, handle(stream.0)) })
+        call(unsafe { sys::cuMemcpyDtoHAsync_v2(into.cast(), from, into.len(), handle(stream.0)) })
     }
 
     fn copy(&self, device: u32, stream: Stream, from: DeviceMemory, to: DeviceMemory) -> Result<(), Fault> {
@@ -303,7 +311,8 @@ impl Driver for Cudarc {
         }
         let contexts = (self.context(to.device())?, self.context(from.device())?);
         self.context(device)?;
-        let (to, from) = (to.address(), from.address());
+        let to = to.address();
+        let from = from.address();
         // SAFETY: as above, each in its device's context.
         call(unsafe { sys::cuMemcpyPeerAsync(to, contexts.0, from, contexts.1, len, handle(stream.0)) })
     }
@@ -330,13 +339,20 @@ impl Driver for Cudarc {
         Ok(Function(function.expose_provenance()))
     }
 
-    fn launch(&self, device: u32, stream: Stream, call_of: (Function, &[u64]), threads: u64) -> Result<(), Fault> {
+    fn launch(
+        &self,
+        device: u32,
+        stream: Stream,
+        function: Function,
+        arguments: &[u64],
+        threads: u64,
+    ) -> Result<(), Fault> {
         self.context(device)?;
-        let (function, arguments) = call_of;
         let mut values = arguments.to_vec();
         let mut places: Vec<*mut c_void> = values.iter_mut().map(|value| ptr::from_mut(value).cast()).collect();
         let blocks = u32::try_from(threads.div_ceil(u64::from(BLOCK)).clamp(1, MAX_BLOCKS)).unwrap_or(1);
-        let (function, stream) = (handle(function.0), handle(stream.0));
+        let function = handle(function.0);
+        let stream = handle(stream.0);
         let extra = ptr::null_mut();
         // SAFETY: the kernel has this number of parameters, each of 64 bits, which are copied before the call returns. The
         // addresses and lengths among them are within allocated or opened memory, and aligned.
@@ -347,7 +363,9 @@ impl Driver for Cudarc {
         self.context(device)?;
         let handle = sys::CUipcMemHandle { reserved: handle.map(|byte| byte as std::ffi::c_char) };
         let lazily = sys::CUipcMem_flags_enum::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
-        let (mut address, mut start, mut size) = (0, 0, 0);
+        let mut address = 0;
+        let mut start = 0;
+        let mut size = 0;
         // SAFETY: a handle is 64 bytes of any content, which the driver validates; writes the address.
         let opened = call(unsafe { sys::cuIpcOpenMemHandle_v2(&mut address, handle, lazily) });
         // Results that otherwise mean a lost device may be caused by the handle here. If the device is lost, the next check finds

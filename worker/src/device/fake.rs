@@ -12,9 +12,10 @@ mod memory;
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::CStr;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use pharos::region::CUDA_HANDLE;
 
 use self::memory::Memory;
@@ -172,7 +173,7 @@ impl Fake {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Records a call; returns the state unless the call fails.
@@ -200,11 +201,10 @@ impl Fake {
 impl State {
     /// Like the driver, allows copies of memory that is registered or is not, but refuses partially registered memory.
     fn check_registered(&self, start: usize, len: usize) -> Result<(), Fault> {
-        let in_part = |&(from, size): &(usize, usize)| {
+        match self.registered.iter().any(|&(from, size): &(usize, usize)| {
             let within = start.max(from)..(start + len).min(from + size);
             !within.is_empty() && within.len() < len
-        };
-        match self.registered.iter().any(in_part) {
+        }) {
             true => Err(Fault::Refused("invalid argument".to_owned())),
             false => Ok(()),
         }
@@ -245,15 +245,15 @@ impl State {
 
     fn read(&mut self, address: u64, len: usize, (stream, begin, end): Turn) -> Result<Vec<u8>, Fault> {
         let (allocation, at) = self.find(address, len)?;
-        check((allocation.written, "written"), (stream, begin));
+        check(allocation.written, "written", stream, begin);
         allocation.read = Some((stream, end));
         Ok(allocation.memory.read(at, len))
     }
 
     fn write(&mut self, address: u64, bytes: &[u8], (stream, begin, end): Turn) -> Result<(), Fault> {
         let (allocation, at) = self.find(address, bytes.len())?;
-        check((allocation.written, "written"), (stream, begin));
-        check((allocation.read, "read"), (stream, begin));
+        check(allocation.written, "written", stream, begin);
+        check(allocation.read, "read", stream, begin);
         allocation.written = Some((stream, end));
         allocation.memory.write(at, bytes);
         Ok(())
@@ -273,7 +273,7 @@ impl State {
 }
 
 /// Panics if another stream is still using the memory.
-fn check((last, what): (Option<(Stream, u64)>, &str), (stream, begin): (Stream, u64)) {
+fn check(last: Option<(Stream, u64)>, what: &str, stream: Stream, begin: u64) {
     if let Some((other, until)) = last {
         assert!(other == stream || until <= begin, "memory is used while another stream has not {what} it yet");
     }
@@ -378,34 +378,36 @@ impl Driver for Fake {
 
     fn elapsed(&self, _: u32, from: Event, to: Event) -> Result<Duration, Fault> {
         let state = self.call("elapsed")?;
-        let (from, to) = (state.events[&from], state.events[&to]);
+        let from = state.events[&from];
+        let to = state.events[&to];
         assert!(to <= state.now, "an event that is not over");
         Ok(Duration::from_nanos(to - from))
     }
 
-    unsafe fn upload(&self, _: u32, stream: Stream, to: u64, from: (*const u8, usize)) -> Result<(), Fault> {
+    unsafe fn upload(&self, _: u32, stream: Stream, to: u64, from: *const [u8]) -> Result<(), Fault> {
         let mut state = self.call("upload")?;
-        state.check_registered(from.0.addr(), from.1)?;
+        state.check_registered(from.addr(), from.len())?;
         // SAFETY: the caller keeps the bytes valid.
-        let bytes = unsafe { std::slice::from_raw_parts(from.0, from.1) };
+        let bytes = unsafe { &*from };
         let turn = state.spend(stream, bytes.len());
         state.write(to, bytes, turn)
     }
 
-    unsafe fn download(&self, _: u32, stream: Stream, from: u64, into: (*mut u8, usize)) -> Result<(), Fault> {
+    unsafe fn download(&self, _: u32, stream: Stream, from: u64, into: *mut [u8]) -> Result<(), Fault> {
         let mut state = self.call("download")?;
-        state.check_registered(into.0.addr(), into.1)?;
-        let turn = state.spend(stream, into.1);
-        let bytes = state.read(from, into.1, turn)?;
+        state.check_registered(into.addr(), into.len())?;
+        let turn = state.spend(stream, into.len());
+        let bytes = state.read(from, into.len(), turn)?;
         // SAFETY: the caller keeps the memory valid.
-        unsafe { std::ptr::write_bytes(into.0, GARBAGE, into.1) };
-        state.streams.get_mut(&stream).unwrap().late.push((turn.2, into.0.expose_provenance(), bytes));
+        unsafe { into.cast::<u8>().write_bytes(GARBAGE, into.len()) };
+        state.streams.get_mut(&stream).unwrap().late.push((turn.2, into.cast::<u8>().expose_provenance(), bytes));
         Ok(())
     }
 
     fn copy(&self, _: u32, stream: Stream, from: DeviceMemory, to: DeviceMemory) -> Result<(), Fault> {
         let mut state = self.call(if from.device() == to.device() { "copy" } else { "copy_peer" })?;
-        let (start, end) = (from.address().max(to.address()), from.address().min(to.address()) + from.len() as u64);
+        let start = from.address().max(to.address());
+        let end = from.address().min(to.address()) + from.len() as u64;
         assert!(start >= end, "overlapping copies are undefined in the driver");
         let turn = state.spend(stream, from.len());
         let bytes = state.read(from.address(), from.len(), turn)?;
@@ -430,9 +432,8 @@ impl Driver for Fake {
         Ok(function)
     }
 
-    fn launch(&self, _: u32, stream: Stream, call: (Function, &[u64]), threads: u64) -> Result<(), Fault> {
+    fn launch(&self, _: u32, stream: Stream, function: Function, arguments: &[u64], threads: u64) -> Result<(), Fault> {
         let mut state = self.call("launch")?;
-        let (function, arguments) = call;
         let name = state.functions[&function].clone();
         let turn = state.spend(stream, usize::try_from(threads * 8).unwrap());
         let kernel = state.kernel.unwrap();
@@ -443,15 +444,21 @@ impl Driver for Fake {
         result
     }
 
-    fn foreign_compute(&self, _: u32, stream: Stream, memory: (&[DeviceMemory], &[DeviceMemory])) -> Result<(), Fault> {
+    fn foreign_compute(
+        &self,
+        _: u32,
+        stream: Stream,
+        read: &[DeviceMemory],
+        written: &[DeviceMemory],
+    ) -> Result<(), Fault> {
         let mut state = self.call("foreign_compute")?;
-        let len = memory.0.iter().chain(memory.1).map(DeviceMemory::len).sum();
+        let len = read.iter().chain(written).map(DeviceMemory::len).sum();
         let turn = state.spend(stream, len);
-        for from in memory.0 {
+        for from in read {
             state.read(from.address(), from.len(), turn)?;
         }
         // The previous content of an output must not be used.
-        memory.1.iter().try_for_each(|to| state.write(to.address(), &vec![GARBAGE; to.len()], turn))
+        written.iter().try_for_each(|to| state.write(to.address(), &vec![GARBAGE; to.len()], turn))
     }
 
     fn is_host_memory(&self) -> bool {
@@ -465,8 +472,9 @@ impl Driver for Fake {
         }
         let address = u64::from_le_bytes(handle[..8].try_into().unwrap());
         let there = state.memory.get(&address).filter(|allocation| allocation.device == device);
-        let len = there.map(|allocation| allocation.memory.1 as u64);
-        let len = len.ok_or_else(|| Fault::Refused("invalid handle".to_owned()))?;
+        let len = there
+            .map(|allocation| allocation.memory.1 as u64)
+            .ok_or_else(|| Fault::Refused("invalid handle".to_owned()))?;
         *state.opened.entry(address).or_default() += 1;
         Ok((address, len))
     }

@@ -19,8 +19,10 @@ impl CopySource for Owned {
 #[test]
 fn abandoned_work_is_waited_for() {
     let fake = Fake::new(1);
-    let (queues, mut pool) = (Queues::new(&cuda(&fake)).unwrap(), Pool::new(cuda(&fake)));
-    let (buffer, mut into) = (pool.take(3).unwrap(), [0; 3]);
+    let queues = Queues::new(&cuda(&fake)).unwrap();
+    let mut pool = Pool::new(cuda(&fake));
+    let buffer = pool.take(3).unwrap();
+    let mut into = [0; 3];
     let mut work = queues.begin().unwrap();
     work.upload(b"abc", buffer.first(3)).unwrap();
     work.inputs_follow_no_more().unwrap();
@@ -41,8 +43,10 @@ fn abandoned_work_is_waited_for() {
 #[should_panic(expected = "memory is used while another stream")]
 fn the_fake_driver_detects_a_stream_that_does_not_wait() {
     let fake = Fake::new(1);
-    let (queues, mut pool) = (Queues::new(&cuda(&fake)).unwrap(), Pool::new(cuda(&fake)));
-    let (buffer, mut into) = (pool.take(3).unwrap(), [0; 3]);
+    let queues = Queues::new(&cuda(&fake)).unwrap();
+    let mut pool = Pool::new(cuda(&fake));
+    let buffer = pool.take(3).unwrap();
+    let mut into = [0; 3];
     let mut work = queues.begin().unwrap();
     work.upload(b"abc", buffer.first(3)).unwrap();
     let _ = work.download(buffer.first(3), &mut into);
@@ -51,8 +55,10 @@ fn the_fake_driver_detects_a_stream_that_does_not_wait() {
 #[test]
 fn copies_that_do_not_fit_are_refused() {
     let fake = Fake::new(2);
-    let (queues, mut pool) = (Queues::new(&cuda(&fake)).unwrap(), Pool::new(cuda(&fake)));
-    let (buffer, mut into) = (pool.take(100).unwrap(), [0; 3]);
+    let queues = Queues::new(&cuda(&fake)).unwrap();
+    let mut pool = Pool::new(cuda(&fake));
+    let buffer = pool.take(100).unwrap();
+    let mut into = [0; 3];
     let mut work = queues.begin().unwrap();
     let elsewhere = DeviceMemory::new(1, 1 << 41, 3);
     assert!(work.upload(b"abc", buffer.first(4)).is_err() && work.upload(b"abc", elsewhere).is_err());
@@ -92,7 +98,8 @@ fn a_failure_of_a_framework_may_have_broken_the_device() {
 fn buffers_are_reused_for_similar_sizes() {
     let fake = Fake::new(1);
     let mut pool = Pool::new(cuda(&fake));
-    let (small, large) = (pool.take(1).unwrap(), pool.take(100_000).unwrap());
+    let small = pool.take(1).unwrap();
+    let large = pool.take(100_000).unwrap();
     assert_eq!((small.first(usize::MAX).len(), large.first(usize::MAX).len()), (64 << 10, 128 << 10));
     let address = small.first(0).address();
     pool.put(large);
@@ -109,7 +116,8 @@ fn buffers_are_reused_for_similar_sizes() {
 #[test]
 fn unused_copies_ahead_are_waited_for() {
     let fake = Fake::new(1);
-    let (queues, mut pool) = (Queues::new(&cuda(&fake)).unwrap(), Pool::new(cuda(&fake)));
+    let queues = Queues::new(&cuda(&fake)).unwrap();
+    let mut pool = Pool::new(cuda(&fake));
     let ahead = queues.ahead(Box::new(Owned(b"abc".to_vec())), pool.take(3).unwrap()).unwrap();
     assert!(!ahead.is_of(b"abc"));
     drop(ahead);

@@ -81,13 +81,14 @@ impl Queues {
     /// The driver's error, or the buffer is too small.
     pub(crate) fn ahead(&self, from: Box<dyn CopySource>, buffer: Buffer) -> Result<Prefetch, Fault> {
         let ahead = Prefetch { cuda: self.cuda.clone(), stream: self.upload, from, buffer: Some(buffer) };
-        let (bytes, to) = (ahead.from.bytes(), ahead.memory());
+        let bytes = ahead.from.bytes();
+        let to = ahead.memory();
         if bytes.len() != to.len() {
             return Err(Fault::Refused("a buffer is too small".to_owned()));
         }
         self.cuda.call(|driver| {
             // SAFETY: `ahead` keeps the bytes in place, and waits for the copy when it is dropped; the lengths are equal.
-            unsafe { driver.upload(OWN, self.upload, to.address(), (bytes.as_ptr(), bytes.len())) }
+            unsafe { driver.upload(OWN, self.upload, to.address(), bytes) }
         })?;
         Ok(ahead)
     }
@@ -177,7 +178,7 @@ impl<'m> Work<'m> {
             return Ok(());
         }
         // SAFETY: borrowed for longer than this value lives, which waits for the copy; the lengths agree.
-        self.call(|driver| unsafe { driver.upload(OWN, self.queues.upload, to.address(), (from.as_ptr(), from.len())) })
+        self.call(|driver| unsafe { driver.upload(OWN, self.queues.upload, to.address(), from) })
     }
 
     /// Copies bytes of an input from this or another device.
@@ -190,7 +191,7 @@ impl<'m> Work<'m> {
         self.call(|driver| driver.zero(OWN, self.queues.upload, memory))
     }
 
-    /// Makes kernels wait for the inputs, including those that were copied ahead.
+    /// Makes kernels wait for the inputs, including inputs that were copied ahead.
     pub(crate) fn inputs_follow_no_more(&mut self) -> Result<(), Fault> {
         let Queues { upload, compute, uploaded, ready, .. } = *self.queues;
         self.call(|driver| {
@@ -201,16 +202,16 @@ impl<'m> Work<'m> {
     }
 
     /// Runs a kernel.
-    pub(crate) fn launch(&mut self, call: (Function, &[u64]), threads: u64) -> Result<(), Fault> {
+    pub(crate) fn launch(&mut self, function: Function, arguments: &[u64], threads: u64) -> Result<(), Fault> {
         if threads == 0 {
             return Ok(());
         }
-        self.call(|driver| driver.launch(OWN, self.queues.compute, call, threads))
+        self.call(|driver| driver.launch(OWN, self.queues.compute, function, arguments, threads))
     }
 
     /// Announces that a library is about to compute in [`Queues::compute_stream`], reading `from` and writing `to`.
     pub(crate) fn foreign_compute(&mut self, from: &[DeviceMemory], to: &[DeviceMemory]) -> Result<(), Fault> {
-        self.call(|driver| driver.foreign_compute(OWN, self.queues.compute, (from, to)))
+        self.call(|driver| driver.foreign_compute(OWN, self.queues.compute, from, to))
     }
 
     /// Makes following downloads wait for the kernels launched so far.
@@ -231,9 +232,7 @@ impl<'m> Work<'m> {
             return Ok(());
         }
         // SAFETY: as in `upload`, and borrowed exclusively.
-        self.call(|driver| unsafe {
-            driver.download(OWN, self.queues.download, from.address(), (into.as_mut_ptr(), into.len()))
-        })
+        self.call(|driver| unsafe { driver.download(OWN, self.queues.download, from.address(), into) })
     }
 
     /// Copies an output to its destination on this or another device.

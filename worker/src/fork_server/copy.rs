@@ -2,7 +2,7 @@
 //!
 //! Contract: this process has one thread, which the fork server has checked before its first copy and which starts none. So the
 //! copy has all threads and no lock that another thread holds, and no other thread reads the environment while it changes. The
-//! numbers that files of a request get are those of `pharos::wire::descriptors` and the standard streams, and no other code owns
+//! numbers that files of a request get are listed in `pharos::wire::descriptors` or are standard streams, and no other code owns
 //! them: the fork server has moved its own descriptors above them.
 
 use std::io;

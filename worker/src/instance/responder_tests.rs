@@ -92,17 +92,19 @@ fn start(what: What, decoupled: bool) -> Frontend {
     );
     let draft = Draft::from_text(&config, "config.pbtxt").unwrap();
     let config = draft.complete(&Completion { directory: "m", ..Completion::default() }).unwrap();
-    let (inputs, outputs) = (shm::create("inputs", BYTES).unwrap(), shm::create("outputs", BYTES).unwrap());
+    let inputs = shm::create("inputs", BYTES).unwrap();
+    let outputs = shm::create("outputs", BYTES).unwrap();
     let map = |memory| SharedMemory::map(memory, usize::try_from(BYTES).unwrap()).unwrap();
-    let (our_inputs, our_outputs) = (map(&inputs), map(&outputs));
+    let our_inputs = map(&inputs);
+    let our_outputs = map(&outputs);
     let (ring, _) = channel::create(0).unwrap();
     let (_, wakeup) = rustix::pipe::pipe().unwrap();
     let regions = UnixStream::pair().unwrap().0.into();
-    let ((reader, sender), socket) = connection();
+    let (reader, sender, socket) = connection();
     socket.set_read_timeout(Duration::from_secs(10));
     let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, wakeup, regions };
     let (runtime, regions) =
-        crate::open(&load(config.encode()), (reader, sender.clone()), descriptors, Cuda::new(None)).unwrap();
+        crate::open(&load(config.encode()), reader, sender.clone(), descriptors, Cuda::new(None)).unwrap();
     let (kept, kept_by_test) = messages();
     let (inputs, inputs_kept) = messages();
     let (ends, ended) = mpsc::channel();
@@ -183,10 +185,15 @@ impl Frontend {
         let offset = flags::BYTES + 4096 * batch;
         assert!(self.inputs.copy_in(usize::try_from(offset).unwrap(), input));
         let len = input.len() as u64;
-        let (shape, datatype) = (vec![i64::try_from(len).unwrap()], DataType::Uint8);
+        let shape = vec![i64::try_from(len).unwrap()];
+        let datatype = DataType::Uint8;
         let inputs = vec![InputBlock { input: 0, datatype, shape, offset, len, pieces: Vec::new() }];
         let requests = vec![BatchRequest { rows: 1, ..BatchRequest::default() }];
-        let (outputs, released, placements, elements, resumed) = (vec![], vec![], vec![], vec![], vec![]);
+        let outputs = vec![];
+        let released = vec![];
+        let placements = vec![];
+        let elements = vec![];
+        let resumed = vec![];
         self.send(&ToWorker::Execute(Execute {
             batch,
             requests,
@@ -216,7 +223,8 @@ fn a_request_outlives_its_batch_and_is_answered_by_another_thread() {
         assert_eq!(&*input, b"first");
         assert!(!first.ended() && !first.is_cancelled());
         let memory = |bytes: &[u8]| Memory::copy_of(&frontend.runtime.session().arenas, bytes).unwrap();
-        let (content, shape) = (Content::Memory(memory(b"answer")), vec![6]);
+        let content = Content::Memory(memory(b"answer"));
+        let shape = vec![6];
         let output = ReplyOutput { output: 0, datatype: DataType::Uint8, shape, content };
         first.respond(Reply { outputs: vec![output], ..Reply::default() }, true).unwrap();
         assert!(first.ended() && first.respond(Reply::default(), true).is_err());

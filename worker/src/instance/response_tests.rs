@@ -24,7 +24,7 @@ use super::*;
 use crate::descriptors::SharedDescriptors;
 use crate::device::Cuda;
 
-const CONFIG: &str = "backend: 'builtin' model_transaction_policy { decoupled: true }
+const CONFIG: &str = "backend: 'test' model_transaction_policy { decoupled: true }
     input { name: 'IN' data_type: TYPE_INT32 dims: -1 } output { name: 'OUT' data_type: TYPE_INT32 dims: 1 }
     parameters { key: 'function' value { string_value: 'repeat' } }";
 const BYTES: u64 = 1 << 20;
@@ -49,7 +49,11 @@ fn execute(len: u64) -> Execute {
         pieces: Vec::new(),
     };
     let requests = vec![BatchRequest { rows: 1, ..BatchRequest::default() }];
-    let (inputs, outputs, released, placements, elements) = (vec![input], vec![], vec![], vec![], vec![]);
+    let inputs = vec![input];
+    let outputs = vec![];
+    let released = vec![];
+    let placements = vec![];
+    let elements = vec![];
     Execute { batch: 7, requests, inputs, outputs, released, flags: 1, placements, elements, resumed: vec![] }
 }
 
@@ -63,7 +67,8 @@ fn start() -> Frontend {
 fn resume(resumed: Vec<Resumed>) -> Frontend {
     let draft = Draft::from_text(CONFIG, "config.pbtxt").unwrap();
     let config = draft.complete(&Completion { directory: "m", ..Completion::default() }).unwrap();
-    let (inputs, outputs) = (shm::create("inputs", BYTES).unwrap(), shm::create("outputs", BYTES).unwrap());
+    let inputs = shm::create("inputs", BYTES).unwrap();
+    let outputs = shm::create("outputs", BYTES).unwrap();
     let (ring, _) = channel::create(0).unwrap();
     let (_, wakeup) = rustix::pipe::pipe().unwrap();
     let mapped = SharedMemory::map(&inputs, usize::try_from(BYTES).unwrap()).unwrap();
@@ -73,12 +78,12 @@ fn resume(resumed: Vec<Resumed>) -> Frontend {
     let execute = Execute { resumed, ..execute(data.len() as u64) };
     let (regions, _) = UnixStream::pair().unwrap();
     let regions = regions.into();
-    let ((reader, sender), socket) = connection();
+    let (reader, sender, socket) = connection();
     let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, wakeup, regions };
     let worker = thread::spawn(move || {
-        let opened = crate::open(&load, (reader, sender.clone()), descriptors, Cuda::new(None));
+        let opened = crate::open(&load, reader, sender.clone(), descriptors, Cuda::new(None));
         let (runtime, regions) = opened.unwrap();
-        let mut instance = Instance::load(&load, runtime.clone(), regions, &Registry::default()).unwrap();
+        let mut instance = Instance::load(&load, runtime.clone(), regions, &tests::backends()).unwrap();
         let Executed { done, panicked, .. } = instance.execute(&execute);
         assert!(!panicked);
         sender.send(&ToFrontend::Done(done.clone())).unwrap();

@@ -43,25 +43,17 @@ fn in_parts(
 ) -> Outcome {
     for positions in parts {
         outputs.begin_part(positions);
-        let at = |position: &u32| batch.requests.get(*position as usize).cloned();
-        let requests: Vec<BatchRequest> = positions.iter().filter_map(at).collect();
+        let requests: Vec<BatchRequest> =
+            positions.iter().filter_map(|position: &u32| batch.requests.get(*position as usize).cloned()).collect();
         outputs.metrics().batch_begins(&requests);
         let rows = batch.inputs.iter().map(|input| own_rows(input, batch.requests, positions));
         let outcome = match rows.collect::<Result<Vec<AlignedBuffer>, _>>() {
             Ok(rows) => {
-                let inputs = batch.inputs.iter().zip(&rows).zip(shapes(batch, &requests));
-                let inputs =
-                    inputs.map(|((input, data), shape)| (input.index, input.name, input.datatype, shape, data));
-                let inputs: Vec<_> = inputs.collect();
-                let inputs = inputs.iter().map(|(index, name, datatype, shape, data)| Input {
-                    index: *index,
-                    name,
-                    datatype: *datatype,
-                    shape,
-                    data: data.as_slice(),
-                    pieces: &[],
-                });
-                let inputs = inputs.collect();
+                let shapes = shapes(batch, &requests);
+                let mut inputs = Vec::with_capacity(rows.len());
+                for ((input, data), shape) in batch.inputs.iter().zip(&rows).zip(&shapes) {
+                    inputs.push(Input { shape, data: data.as_slice(), pieces: &[], ..*input });
+                }
                 part(states, backend, &batch.part(&requests, positions, inputs), outputs)?
             }
             Err(error) => Err(error),
@@ -78,14 +70,17 @@ fn in_parts(
 /// Returns the shapes of the inputs for some of the requests.
 fn shapes(batch: &Batch<'_>, requests: &[BatchRequest]) -> Vec<Vec<i64>> {
     let rows = requests.iter().map(|request| i64::from(request.rows)).sum();
-    let shape = |input: &Input<'_>| {
-        let mut shape = input.shape.to_vec();
-        if let Some(first) = shape.first_mut() {
-            *first = rows;
-        }
-        shape
-    };
-    batch.inputs.iter().map(shape).collect()
+    batch
+        .inputs
+        .iter()
+        .map(|input| {
+            let mut shape = input.shape.to_vec();
+            if let Some(first) = shape.first_mut() {
+                *first = rows;
+            }
+            shape
+        })
+        .collect()
 }
 
 /// Returns the rows of an input that belong to the requests at these positions.
@@ -94,12 +89,14 @@ fn own_rows(input: &Input<'_>, requests: &[BatchRequest], positions: &[u32]) -> 
     let split =
         rows_of(input.datatype, input.data, all).filter(|_| input.shape.first().copied() == i64::try_from(all).ok());
     let split = split.ok_or_else(|| run_error(format!("input '{}' has no row for each request", input.name)))?;
-    let starts = requests.iter().scan(0, |next, request| {
-        let start = *next;
-        *next += request.rows as usize;
-        Some(start..*next)
-    });
-    let starts: Vec<_> = starts.collect();
+    let starts: Vec<_> = requests
+        .iter()
+        .scan(0, |next, request| {
+            let start = *next;
+            *next += request.rows as usize;
+            Some(start..*next)
+        })
+        .collect();
     let rows = positions.iter().filter_map(|position| split.get(starts.get(*position as usize)?.clone()));
     Ok(joined(rows.flatten().copied()))
 }

@@ -16,13 +16,14 @@ pub(super) struct FrontendEnd {
 }
 
 /// Returns both ends of a connection, the worker's first.
-pub(super) fn connection() -> ((Reader, Sender), FrontendEnd) {
+pub(super) fn connection() -> (Reader, Sender, FrontendEnd) {
     let (socket, worker) = UnixStream::pair().unwrap();
     let frames = ring::create().unwrap();
     let (producer, consumer) = ring::of_frontend(&frames).unwrap();
     let reader = FrameReader::new(socket.try_clone().unwrap(), consumer);
     let writer = FrameWriter::new(socket.try_clone().unwrap(), producer);
-    (connect(worker, &frames).unwrap(), FrontendEnd { socket, reader, writer })
+    let (worker_reader, worker_sender) = connect(worker, &frames).unwrap();
+    (worker_reader, worker_sender, FrontendEnd { socket, reader, writer })
 }
 
 /// The load of version 1 of the model `m`, on a processor.
@@ -51,7 +52,8 @@ impl FrontendEnd {
 
     /// Reads until the worker closes the connection; returns the frames.
     pub(super) fn frames_to_the_end(&mut self) -> Vec<ToFrontend> {
-        let (mut bytes, mut frames) = (Vec::new(), Vec::new());
+        let mut bytes = Vec::new();
+        let mut frames = Vec::new();
         self.read_to_end(&mut bytes).unwrap();
         let mut rest = bytes.as_slice();
         while let Some((prefix, after)) = rest.split_first_chunk::<PREFIX>() {

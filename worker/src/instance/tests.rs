@@ -1,28 +1,50 @@
 //! Runs sequences on a loaded instance in real shared memory, and compares the results with values computed here.
 
 mod client_memory;
-mod folder;
 mod gpu;
 mod onnx;
-mod start;
 
 use std::collections::BTreeMap;
+use std::io::{self, Write as _};
+use std::path::PathBuf;
 
 use pharos::metrics::channel::{self, Event, Reader};
 use pharos::metrics::worker_metrics::WorkerMetrics;
 use pharos::model::{Completion, Draft};
 use pharos::shm::{self, SharedMemory};
 use pharos::tensor::{DataType, push_bytes_element};
-use pharos::wire::{BatchRequest, InputBlock, SequenceStep, flags};
+use pharos::wire::{BatchRequest, InputBlock, SequenceStep, ToFrontend, ToWorker, flags};
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use self::folder::{Folder, folder};
 use super::test_connection::{FrontendEnd, connection};
 use super::*;
 use crate::descriptors::SharedDescriptors;
 use crate::device::Cuda;
 
 const ARENA: u64 = 1 << 20;
+
+/// A directory that is removed when this value is dropped.
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Creates a model directory with these files.
+fn folder(files: &[(&str, &[u8])]) -> Folder {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("pharos-states-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let folder = Folder(std::env::temp_dir().join(name));
+    for (name, content) in files {
+        let path = folder.0.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, content).unwrap();
+    }
+    folder
+}
 
 /// An instance, and the frontend's side of its memory.
 struct World {
@@ -58,11 +80,21 @@ struct Parts {
 
 fn load_on(config: &str, files: &[(&str, &[u8])], cuda: Arc<Cuda>) -> Result<World, InferError> {
     let Parts { load, descriptors, inputs, outputs, reader, regions, folder } = parts(config, files, &cuda);
-    let (worker, frontend) = connection();
-    let (runtime, regions_of_worker) = crate::open(&load, worker, descriptors, cuda)?;
-    let instance = Instance::load(&load, runtime, regions_of_worker, &Registry::default())?;
-    let (unread, _folder) = (Vec::new(), folder);
-    Ok(World { instance, inputs, outputs, reader, next: 0, batches: 0, unread, regions, frontend, _folder })
+    let (worker_reader, sender, frontend) = connection();
+    let (runtime, regions_of_worker) = crate::open(&load, worker_reader, sender, descriptors, cuda)?;
+    let instance = Instance::load(&load, runtime, regions_of_worker, &backends())?;
+    Ok(World {
+        instance,
+        inputs,
+        outputs,
+        reader,
+        next: 0,
+        batches: 0,
+        unread: Vec::new(),
+        regions,
+        frontend,
+        _folder: folder,
+    })
 }
 
 fn parts(config: &str, files: &[(&str, &[u8])], cuda: &Cuda) -> Parts {
@@ -71,9 +103,11 @@ fn parts(config: &str, files: &[(&str, &[u8])], cuda: &Cuda) -> Parts {
     let config = Draft::from_text(config, "config.pbtxt").unwrap().complete(&completion).unwrap();
     let (ring, reader) = channel::create(0).unwrap();
     let (_, wakeup) = pipe_with(PipeFlags::NONBLOCK).unwrap();
-    let (inputs, outputs) = (shm::create("inputs", ARENA).unwrap(), shm::create("outputs", ARENA).unwrap());
+    let inputs = shm::create("inputs", ARENA).unwrap();
+    let outputs = shm::create("outputs", ARENA).unwrap();
     let map = |memory| SharedMemory::map(memory, usize::try_from(ARENA).unwrap()).unwrap();
-    let (our_inputs, our_outputs) = (map(&inputs), map(&outputs));
+    let our_inputs = map(&inputs);
+    let our_outputs = map(&outputs);
     let load = Load {
         wire_version: pharos::wire::VERSION,
         model: "m".into(),
@@ -121,16 +155,28 @@ impl World {
     ) -> (Done, Vec<Read>) {
         self.next = flags::BYTES.next_multiple_of(64);
         let blocks = inputs.iter().map(|(input, datatype, shape, data)| {
-            let (offset, len) = (self.next, data.len() as u64);
+            let offset = self.next;
+            let len = data.len() as u64;
             assert!(self.inputs.copy_in(usize::try_from(offset).unwrap(), data));
             self.next = (offset + len).next_multiple_of(64);
             InputBlock { input: *input, datatype: *datatype, shape: shape.clone(), offset, len, pieces: Vec::new() }
         });
         let inputs = blocks.collect();
         self.batches += 1;
-        let (requests, outputs, released) = (requests.to_vec(), outputs.to_vec(), std::mem::take(&mut self.unread));
-        let (placements, elements, resumed, batch) = (Vec::new(), Vec::new(), Vec::new(), self.batches);
-        let execute = Execute { batch, requests, inputs, outputs, released, flags: 0, placements, elements, resumed };
+        let requests = requests.to_vec();
+        let outputs = outputs.to_vec();
+        let released = std::mem::take(&mut self.unread);
+        let execute = Execute {
+            batch: self.batches,
+            requests,
+            inputs,
+            outputs,
+            released,
+            flags: 0,
+            placements: Vec::new(),
+            elements: Vec::new(),
+            resumed: Vec::new(),
+        };
         self.run(&execute)
     }
 
@@ -140,12 +186,13 @@ impl World {
         drop(kept);
         assert!(!panicked);
         let in_arena = || done.outputs.iter().filter(|block| !block.in_client_memory);
-        let read = in_arena().map(|block| {
-            let mut data = vec![0; usize::try_from(block.len).unwrap()];
-            assert!(self.outputs.copy_out(usize::try_from(block.offset).unwrap(), &mut data));
-            Read { output: block.output, requests: block.requests.clone(), shape: block.shape.clone(), data }
-        });
-        let read = read.collect();
+        let read = in_arena()
+            .map(|block| {
+                let mut data = vec![0; usize::try_from(block.len).unwrap()];
+                assert!(self.outputs.copy_out(usize::try_from(block.offset).unwrap(), &mut data));
+                Read { output: block.output, requests: block.requests.clone(), shape: block.shape.clone(), data }
+            })
+            .collect();
         self.unread = in_arena().map(|block| block.offset).collect();
         (done, read)
     }
@@ -161,22 +208,26 @@ impl World {
 
     /// Returns the values of the gauge of the states' size since the last call.
     fn gauge(&mut self) -> Vec<f64> {
-        let (mut definitions, mut values) = (Vec::new(), Vec::new());
-        let each = |event: Event<'_>| match event {
-            Event::Series(definition) => definitions.push(definition),
-            Event::Metric(_) => {}
-            Event::Sample(sample) => values.push((sample.series as usize, sample.value)),
-        };
-        self.reader.drain(each).unwrap();
-        let of = |(series, value): &(usize, f64)| {
-            let definition = &definitions[*series];
-            let labels: Vec<_> = definition.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
-            (definition.name == pharos::metrics::catalog::STATE_BYTES).then(|| {
-                assert_eq!(labels, ["model=m", "version=1", "instance=m_0_0"]);
-                *value
+        let mut definitions = Vec::new();
+        let mut values = Vec::new();
+        self.reader
+            .drain(|event| match event {
+                Event::Series(definition) => definitions.push(definition),
+                Event::Metric(_) => {}
+                Event::Sample(sample) => values.push((sample.series as usize, sample.value)),
             })
-        };
-        values.iter().filter_map(of).collect()
+            .unwrap();
+        values
+            .iter()
+            .filter_map(|(series, value)| {
+                let definition = &definitions[*series];
+                let labels: Vec<_> = definition.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
+                (definition.name == pharos::metrics::catalog::STATE_BYTES).then(|| {
+                    assert_eq!(labels, ["model=m", "version=1", "instance=m_0_0"]);
+                    *value
+                })
+            })
+            .collect()
     }
 }
 
@@ -212,6 +263,18 @@ fn builtin(function: &str, rest: &str) -> String {
     format!("backend: 'builtin' parameters {{ key: 'function' value {{ string_value: '{function}' }} }} {rest}")
 }
 
+/// Returns the configuration of a function of the tests' backend.
+fn test(function: &str, rest: &str) -> String {
+    format!("backend: 'test' parameters {{ key: 'function' value {{ string_value: '{function}' }} }} {rest}")
+}
+
+/// The backends of this crate and the tests' backend.
+pub(super) fn backends() -> Registry {
+    let mut backends = Registry::default();
+    backends.add("test", pharos_test_backends::create);
+    backends
+}
+
 /// The engines for ONNX files; ONNX Runtime only if its library is configured.
 fn engines() -> Vec<&'static str> {
     if crate::backend::has_onnxruntime() { vec!["tract", "onnxruntime"] } else { vec!["tract"] }
@@ -225,7 +288,9 @@ fn interleaved(world: &mut World, next: impl Fn(i64, i64) -> i64, given: impl Fn
     let mut keys = 1..;
     for _ in 0..300 {
         let mut free: Vec<u64> = open.keys().copied().collect();
-        let (mut requests, mut values, mut expected) = (Vec::new(), Vec::new(), Vec::new());
+        let mut requests = Vec::new();
+        let mut values = Vec::new();
+        let mut expected = Vec::new();
         for _ in 0..=dice.below(4) {
             let x = [i64::try_from(dice.below(100)).unwrap() - 50, i64::try_from(dice.below(9)).unwrap()];
             values.extend(x);
@@ -267,8 +332,7 @@ fn interleaved(world: &mut World, next: impl Fn(i64, i64) -> i64, given: impl Fn
 
 #[test]
 fn interleaved_sequences_do_not_mix_in_the_builtin_backend() {
-    let config =
-        builtin("accumulate", &format!("max_batch_size: 5 {X} sequence_batching {{ state [ {{ {STATE} }} ] }}"));
+    let config = test("accumulate", &format!("max_batch_size: 5 {X} sequence_batching {{ state [ {{ {STATE} }} ] }}"));
     interleaved(&mut load(&config, &[]).unwrap(), i64::wrapping_add, |after, _| after);
 }
 
@@ -331,7 +395,7 @@ const GROWS: &str = "max_batch_size: 4 input { name: 'X' data_type: TYPE_INT64 d
 
 #[test]
 fn states_of_different_shapes_are_executed_separately() {
-    growing(&mut load(&builtin("append", GROWS), &[]).unwrap());
+    growing(&mut load(&test("append", GROWS), &[]).unwrap());
     let file = onnx::model(
         &[("Concat", &["S", "X"], &["T"]), ("Identity", &["T"], &["Y"])],
         &[("X", 1), ("S", -1)],
@@ -348,7 +412,7 @@ fn strings_are_kept_and_padding_is_empty() {
     let rest = "max_batch_size: 4 input { name: 'X' data_type: TYPE_STRING dims: [1] } \
                 output { name: 'T' data_type: TYPE_STRING dims: [-1] } sequence_batching { state [ \
                 { input_name: 'S' output_name: 'T' data_type: TYPE_STRING dims: [-1] } ] }";
-    let mut world = load(&builtin("append", rest), &[]).unwrap();
+    let mut world = load(&test("append", rest), &[]).unwrap();
     let mut say = |requests: &[BatchRequest], values: &[&str]| {
         let shape = vec![i64::try_from(requests.len()).unwrap(), 1];
         world.execute(requests, &[(0, DataType::Bytes, shape, texts(values))], &[]).1
@@ -403,7 +467,7 @@ fn a_state_among_the_outputs_is_returned_on_request() {
     let rest = "max_batch_size: 4 input { name: 'X' data_type: TYPE_INT64 dims: [1] } \
                 output [ { name: 'Y' data_type: TYPE_INT64 dims: [1] }, { name: 'T' data_type: TYPE_INT64 dims: [1] } ] \
                 sequence_batching { state [ { input_name: 'S' output_name: 'T' data_type: TYPE_INT64 dims: [1] } ] }";
-    let mut world = load(&builtin("accumulate", rest), &[]).unwrap();
+    let mut world = load(&test("accumulate", rest), &[]).unwrap();
     let mut sum = 0;
     for (outputs, expected) in [(vec![], vec![0, 1]), (vec![0], vec![0]), (vec![1], vec![1]), (vec![0, 1], vec![0, 1])]
     {
@@ -422,7 +486,7 @@ fn errors_leave_the_states_unchanged() {
     let rest = "max_batch_size: 4 input { name: 'X' data_type: TYPE_INT64 dims: [-1] } \
                 output { name: 'Y' data_type: TYPE_INT64 dims: [-1] } \
                 sequence_batching { state [ { input_name: 'S' output_name: 'T' data_type: TYPE_INT64 dims: [1] } ] }";
-    let mut world = load(&builtin("accumulate", rest), &[]).unwrap();
+    let mut world = load(&test("accumulate", rest), &[]).unwrap();
     assert_eq!(numbers(&world.numbers(&[step(1, true, false)], vec![1, 1], &[5]).1[0].data), [5]);
     // The shapes differ: the backend refuses the batch.
     let (done, read) = world.numbers(&[step(1, false, false)], vec![1, 2], &[5, 5]);
@@ -436,7 +500,7 @@ fn errors_leave_the_states_unchanged() {
     assert_eq!(world.state_bytes(), 0, "the last step was an END");
     assert_eq!(world.numbers(&[step(1, false, false)], vec![1, 1], &[1]).0.failed.len(), 1);
     // A value that does not fit the configuration is not stored.
-    let mut world = load(&builtin("append", rest), &[]).unwrap();
+    let mut world = load(&test("append", rest), &[]).unwrap();
     let (done, _) = world.numbers(&[step(1, true, false)], vec![1, 1], &[5]);
     let expected = "state output 'T' of model 'm' has shape [2], but its configured shape is [1]";
     assert_eq!(done.error.unwrap().message, expected);
@@ -444,8 +508,7 @@ fn errors_leave_the_states_unchanged() {
 
 #[test]
 fn a_step_is_executed_even_if_it_is_cancelled() {
-    let config =
-        builtin("accumulate", &format!("max_batch_size: 5 {X} sequence_batching {{ state [ {{ {STATE} }} ] }}"));
+    let config = test("accumulate", &format!("max_batch_size: 5 {X} sequence_batching {{ state [ {{ {STATE} }} ] }}"));
     let mut world = load(&config, &[]).unwrap();
     world.numbers(&[step(1, true, false)], vec![1, 2], &[1, 2]);
     let (word, bit) = flags::bit(0, 0).unwrap();
@@ -464,7 +527,7 @@ fn the_gauge_reports_the_memory_of_the_states() {
     let rest = "max_batch_size: 4 input { name: 'X' data_type: TYPE_INT64 dims: [1000] } \
                 output { name: 'Y' data_type: TYPE_INT64 dims: [1000] } sequence_batching { state [ \
                 { input_name: 'S' output_name: 'T' data_type: TYPE_INT64 dims: [1000] use_same_buffer_for_input_output: true } ] }";
-    let mut world = load(&builtin("accumulate", rest), &[]).unwrap();
+    let mut world = load(&test("accumulate", rest), &[]).unwrap();
     let ones = vec![1; 2000];
     world.numbers(&[step(1, true, false), step(2, true, false)], vec![2, 1000], &ones);
     world.numbers(&[step(1, false, false), step(2, false, false)], vec![2, 1000], &ones);
@@ -477,3 +540,21 @@ fn the_gauge_reports_the_memory_of_the_states() {
     assert!((*zero, *none) == (0.0, 0.0) && *two == 2.0 * one, "{values:?}");
     assert!((8000.0..8200.0).contains(one), "{one}");
 }
+
+#[test]
+fn a_process_without_a_thread_that_watches_the_frontend_tells_why_it_loads_nothing() {
+    let Parts { load, descriptors, folder: _folder, .. } = parts(&builtin("identity", IO), &[], &Cuda::new(None));
+    let (reader, sender, mut frontend) = connection();
+    let mut bytes = Vec::new();
+    ToWorker::Load(load).encode(&mut bytes);
+    frontend.write_all(&bytes).unwrap();
+    let watched = Err(io::Error::from(io::ErrorKind::WouldBlock));
+    crate::answer(reader, sender, descriptors, &Registry::default(), |load| crate::cuda_if_watched(watched, load))
+        .unwrap();
+    let frames = frontend.frames_to_the_end();
+    let [ToFrontend::LoadFailed(reason)] = frames.as_slice() else { panic!("{frames:?}") };
+    assert!(reason.contains("the worker cannot watch the frontend: operation would block"), "{reason}");
+}
+
+const IO: &str =
+    "input { name: 'X' data_type: TYPE_FP32 dims: [1] } output { name: 'Y' data_type: TYPE_FP32 dims: [1] }";

@@ -23,7 +23,8 @@ impl Opened {
     /// The driver's error.
     pub(super) fn new(
         cuda: &Arc<Cuda>,
-        (device, handle): (u32, &[u8; CUDA_HANDLE]),
+        device: u32,
+        handle: &[u8; CUDA_HANDLE],
         len: u64,
     ) -> Result<Result<Arc<Self>, u64>, Fault> {
         let (address, size) = call(cuda, device, |driver| driver.open(device, handle))?;

@@ -132,7 +132,8 @@ fn replace(address: usize) -> bool {
         }
         entry.cut_off.store(true, Ordering::Release);
         let from = address / page * page;
-        let (access, flags) = (PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE);
+        let access = PROT_READ | PROT_WRITE;
+        let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE;
         // SAFETY: the pages belong to a watched mapping, so no other code owns them; for its readers this is like a write by the
         // client.
         let mapped = unsafe { libc::mmap(from as *mut libc::c_void, end - from, access, flags, -1, 0) };

@@ -38,11 +38,12 @@ impl Mapping {
         let page = rustix::param::page_size() as u64;
         let first = offset / page * page;
         let too_large = |_| io::Error::from(io::ErrorKind::OutOfMemory);
-        let (skip, len) =
-            (usize::try_from(offset - first).map_err(too_large)?, usize::try_from(len).map_err(too_large)?);
+        let skip = usize::try_from(offset - first).map_err(too_large)?;
+        let len = usize::try_from(len).map_err(too_large)?;
         let wanted = skip.checked_add(len).and_then(|end| end.checked_next_multiple_of(rustix::param::page_size()));
         let pages = wanted.filter(|pages| *pages > 0).ok_or(io::ErrorKind::OutOfMemory)?;
-        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address that the kernel chooses affects no other memory.
         let start = unsafe { mmap(std::ptr::null_mut(), pages, access, flags, file, first) }?.cast::<u8>();
         Ok(Self { start, pages, skip, len, guard: fault::watch(start as usize, pages) })
@@ -92,7 +93,8 @@ impl Mapping {
     }
 
     fn range(&self, offset: u64, len: u64) -> Option<(*mut u8, usize)> {
-        let (offset, len) = (usize::try_from(offset).ok()?, usize::try_from(len).ok()?);
+        let offset = usize::try_from(offset).ok()?;
+        let len = usize::try_from(len).ok()?;
         let end = offset.checked_add(len)?;
         // SAFETY: `skip + offset` is at most `skip + len`, which is within the pages.
         (end <= self.len).then(|| (unsafe { self.start.add(self.skip + offset) }, len))

@@ -117,14 +117,16 @@ fn a_truncated_region_is_refused_until_it_has_grown_again() {
 #[test]
 fn a_region_truncated_in_use_reads_as_zeros_and_is_reported() {
     let mut world = world();
-    let (file, other) = (world.system(1, 0, 64 * PAGE), world.system(2, 0, PAGE));
+    let file = world.system(1, 0, 64 * PAGE);
+    let other = world.system(2, 0, PAGE);
     write(&file, 0, &[7; 8]);
     write(&file, 40 * PAGE, &[7; 8]);
     write(&other, 0, &[8; 8]);
     world.regions.open(1).unwrap();
     world.regions.open(2).unwrap();
     let regions = &world.regions;
-    let (start, late) = (regions.in_place(range(1, 0, 8)).unwrap(), regions.in_place(range(1, 40 * PAGE, 8)).unwrap());
+    let start = regions.in_place(range(1, 0, 8)).unwrap();
+    let late = regions.in_place(range(1, 40 * PAGE, 8)).unwrap();
     assert_eq!((start, late), (&[7; 8][..], &[7; 8][..]));
     ftruncate(&file, PAGE).unwrap();
     // Read and write truncated memory from several threads at once.
@@ -190,7 +192,8 @@ fn object(first: u8) -> OwnedFd {
 }
 
 fn described(id: &usize) -> RegionDescription {
-    let (name, location) = (format!("r{id}"), RegionLocation::System { offset: 0 });
+    let name = format!("r{id}");
+    let location = RegionLocation::System { offset: 0 };
     RegionDescription { id: *id as u64, name, byte_size: PAGE, location }
 }
 
@@ -293,7 +296,7 @@ fn invalid_packets_are_refused() {
     assert!(text(world.regions.open(3)).starts_with("shared memory region 'huge' cannot be used: it cannot be mapped"));
 }
 
-fn on_device(id: u64, byte_size: u64, (device, handle): (u32, [u8; CUDA_HANDLE])) -> RegionDescription {
+fn on_device(id: u64, byte_size: u64, device: u32, handle: [u8; CUDA_HANDLE]) -> RegionDescription {
     RegionDescription {
         id,
         name: format!("c{id}"),
@@ -305,12 +308,12 @@ fn on_device(id: u64, byte_size: u64, (device, handle): (u32, [u8; CUDA_HANDLE])
 #[test]
 fn cuda_memory_is_opened_copied_and_closed() {
     let mut without = world();
-    without.send(&[on_device(1, 8, (0, [1; CUDA_HANDLE]))], &[]);
+    without.send(&[on_device(1, 8, 0, [1; CUDA_HANDLE])], &[]);
     assert_eq!(text(without.regions.open(1)), "shared memory region 'c1' cannot be used: no driver");
     let fake = Fake::new(1);
     let mut world = world_on(&fake, None);
     let (address, handle) = fake.share(0, &[5; 8]);
-    let region = |id, byte_size, device, handle| on_device(id, byte_size, (device, handle));
+    let region = |id, byte_size, device, handle| on_device(id, byte_size, device, handle);
     let none = [0; CUDA_HANDLE];
     world
         .send(&[region(1, 8, 0, handle), region(2, 9, 0, handle), region(3, 8, 0, none), region(4, 8, 7, handle)], &[]);
@@ -341,8 +344,9 @@ fn device_numbers_of_the_machine_are_converted_to_those_of_the_process() {
     let fake = Fake::new(2);
     let device = Device { number: 3, uuid: "GPU-3".into(), visible: vec![3, 0], pinned: 0 };
     let mut world = world_on(&fake, Some(device));
-    let (own, other) = (fake.share(0, &[3; 4]), fake.share(1, &[7; 4]));
-    world.send(&[on_device(1, 4, (3, own.1)), on_device(2, 4, (0, other.1)), on_device(3, 4, (1, own.1))], &[]);
+    let own = fake.share(0, &[3; 4]);
+    let other = fake.share(1, &[7; 4]);
+    world.send(&[on_device(1, 4, 3, own.1), on_device(2, 4, 0, other.1), on_device(3, 4, 1, own.1)], &[]);
     world.regions.open(1).unwrap();
     world.regions.open(2).unwrap();
     assert_eq!(world.regions.on_device(range(1, 0, 4)), Some(DeviceMemory::new(0, own.0, 4)));
@@ -357,7 +361,7 @@ fn no_further_calls_are_made_to_a_lost_device() {
     let fake = Fake::new(1);
     let mut world = world_on(&fake, None);
     let (_, handle) = fake.share(0, &[5; 8]);
-    world.send(&[on_device(1, 8, (0, handle))], &[]);
+    world.send(&[on_device(1, 8, 0, handle)], &[]);
     world.regions.open(1).unwrap();
     assert_eq!(world.regions.cuda.broken(), None);
     fake.fail("read", 0, Fault::Permanent("ECC".into()));
@@ -373,7 +377,7 @@ fn memory_on_a_device_stays_open_while_it_is_held() {
     let fake = Fake::new(1);
     let mut world = world_on(&fake, None);
     let (address, handle) = fake.share(0, &[5; 8]);
-    world.send(&[on_device(1, 8, (0, handle))], &[]);
+    world.send(&[on_device(1, 8, 0, handle)], &[]);
     world.regions.open(1).unwrap();
     let kept = world.regions.kept_on_device(range(1, 2, 4)).unwrap();
     let other = kept.clone();
@@ -394,8 +398,9 @@ fn the_instances_device_is_current_again_after_each_call() {
     let fake = Fake::new(2);
     let device = Device { number: 3, uuid: "GPU-3".into(), visible: vec![3, 0], pinned: 0 };
     let mut world = world_on(&fake, Some(device));
-    let (own, other) = (fake.share(0, &[3; 4]), fake.share(1, &[7; 4]));
-    world.send(&[on_device(1, 4, (3, own.1)), on_device(2, 4, (0, other.1))], &[]);
+    let own = fake.share(0, &[3; 4]);
+    let other = fake.share(1, &[7; 4]);
+    world.send(&[on_device(1, 4, 3, own.1), on_device(2, 4, 0, other.1)], &[]);
     world.regions.open(1).unwrap();
     world.regions.read(1, 0, &mut [0; 4]).unwrap();
     assert_eq!(fake.count("enter"), 0);

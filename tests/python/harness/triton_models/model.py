@@ -1,4 +1,4 @@
-"""The functions of the `builtin` backend, for the Python backend of a real Triton.
+"""Functions of the backends `builtin` and `test`, for the Python backend of a real Triton.
 
 `triton_repository.py` converts a repository for this server to one for Triton: the same configurations, with this file as the
 code of every model. Both servers then run the same models, so that a different answer shows a difference of the servers.
@@ -40,7 +40,7 @@ class TritonPythonModel:
         return [self.answer(request) for request in requests]
 
     def sequence_sum(self, requests):
-        """Computes the builtin function, with the correlation ID as the key; omits the output OPEN."""
+        """Computes the function, with the correlation ID as the key; omits the output OPEN."""
         seen = [self.seen(request) for request in requests]
         text = " ".join(",".join(values) for values in seen).encode()
         responses = []

@@ -1,4 +1,4 @@
-"""The functions `repeat`, `silent`, `identity` and `delay` of the `builtin` backend, for the Python backend of a real Triton,
+"""The functions `repeat`, `silent`, `identity` and `delay` of the backends `builtin` and `test`, for the Python backend of a real Triton,
 decoupled if the configuration says so."""
 
 import json

@@ -76,8 +76,9 @@ impl Definitions {
         added.retain(|(name, kind), named| match self.spec(name) {
             Some((spec, on)) => {
                 named.switch(on);
-                let same = |dimension: &String| named.names().contains(dimension);
-                spec.kind == *kind && spec.dimensions.len() == named.names().len() && spec.dimensions.iter().all(same)
+                spec.kind == *kind
+                    && spec.dimensions.len() == named.names().len()
+                    && spec.dimensions.iter().all(|dimension| named.names().contains(dimension))
             }
             None => {
                 named.switch(self.auto_detect || self.own.contains_key(name));
@@ -119,8 +120,9 @@ impl Definitions {
             }
         };
         let key = (name.to_owned(), kind);
-        let is_same = |known: &&Arc<Named>| known.names() == named.names() && known.unit() == named.unit();
-        if let Some(known) = self.added.get(&key).filter(is_same) {
+        if let Some(known) =
+            self.added.get(&key).filter(|known| known.names() == named.names() && known.unit() == named.unit())
+        {
             return Ok(Arc::clone(known));
         }
         let named = Arc::new(named);
@@ -136,7 +138,8 @@ impl Definitions {
             return Ok((self.add(name, "", &dimensions, *kind)?, false));
         }
         if let Some(known) = self.added.keys().find(|(known, of)| known == name && of != kind) {
-            let (expected, given) = (known.1, *kind);
+            let expected = known.1;
+            let given = *kind;
             return Err(SampleError::WrongKind { metric: name.clone(), expected, given }.into());
         }
         let key = (name.clone(), *kind);
@@ -145,12 +148,12 @@ impl Definitions {
             return Ok((Arc::clone(known), false));
         }
         if let Some(detected) = self.added.get(&key).filter(|_| !self.own.contains_key(name)) {
-            let (metric, expected) = (name.clone(), detected.names().to_vec());
-            return Err(SampleError::WrongLabels { metric, expected, given: dimensions.clone() }.into());
+            let expected = detected.names().to_vec();
+            return Err(SampleError::WrongLabels { metric: name.clone(), expected, given: dimensions.clone() }.into());
         }
         let none = vec![None; dimensions.len()];
         let count = dimensions.len();
-        let own = Named::new((name.clone(), String::new(), *kind), dimensions.clone(), none, count);
+        let own = Named::new(name.clone(), String::new(), *kind, dimensions.clone(), none, count);
         let own = Arc::new(own);
         self.added.entry(key).or_insert_with(|| Arc::clone(&own));
         self.own.entry(name.clone()).or_default().push(Arc::clone(&own));
@@ -187,21 +190,21 @@ impl Definitions {
                 labels.push(label.into_owned());
             }
         }
-        let has_labels = |named: &&Arc<Named>| {
-            let names = named.names();
-            let is_filled = |name: &String| labels.contains(name) || WorkerLabel::is_host(name);
-            labels.iter().all(|label| names.contains(label)) && names.iter().all(is_filled)
-        };
         let added = self.added.iter().filter(|((known, _), _)| known == name).map(|(_, named)| named);
         let own = self.own.get(name).into_iter().flatten();
         let mut known = self.detected.get(name).into_iter().flatten().chain(added).chain(own).peekable();
         let kind = known.peek().map_or(sample.kind, |first| first.kind());
-        if let Some(named) = known.find(has_labels) {
+        if let Some(named) = known.find(|named| {
+            let names = named.names();
+            labels.iter().all(|label| names.contains(label))
+                && names.iter().all(|name| labels.contains(name) || WorkerLabel::of(name) == Some(WorkerLabel::Host))
+        }) {
             return Ok(Arc::clone(named));
         }
         if !self.auto_detect {
             let labels = labels.into_iter().map(|label| (label, String::new())).collect();
-            let (name, unit) = (name.to_owned(), sample.unit.to_owned());
+            let name = name.to_owned();
+            let unit = sample.unit.to_owned();
             return Err(SampleError::Undeclared(Box::new(Definition { name, kind: Some(kind), unit, labels })).into());
         }
         if !labels.iter().any(|label| label == "Hostname") {
@@ -214,8 +217,7 @@ impl Definitions {
 
     /// Returns the model metrics of the definition.
     pub(super) fn of_models(&self) -> Vec<WorkerMetric> {
-        let may_record = |spec: &&WorkerMetric| spec.of_models && !spec.is_reserved && !spec.is_disabled;
-        self.defined.iter().filter(may_record).cloned().collect()
+        self.defined.iter().filter(|spec| spec.of_models && !spec.is_reserved && !spec.is_disabled).cloned().collect()
     }
 
     /// Implements [`super::Metrics::get_metric`].
@@ -251,30 +253,32 @@ impl Definitions {
     fn undefined(&self, name: &str, unit: &str, dimensions: Vec<String>, kind: Kind) -> Named {
         let defaults = dimensions.iter().map(|name| self.defaults.of(name).map(str::to_owned)).collect();
         let count = dimensions.len();
-        Named::new((name.to_owned(), unit.to_owned(), kind), dimensions, defaults, count)
+        Named::new(name.to_owned(), unit.to_owned(), kind, dimensions, defaults, count)
     }
 
-    /// Returns a defined metric whose first dimensions the model provides as `given`; the others have defaults. `unit` is that of
+    /// Returns a defined metric whose first dimensions the model provides as `given`; the others have defaults. `unit` is the unit of
     /// the model's values.
     fn named(&self, spec: &WorkerMetric, unit: &str, mut given: Vec<String>, on: bool) -> Result<Named, SampleError> {
         if spec.is_reserved {
             return Err(SampleError::Reserved(spec.name.clone()));
         }
-        let missing = spec.dimensions.iter().filter(|dimension| !given.contains(dimension));
-        let missing: Vec<String> = missing.cloned().collect();
+        let missing: Vec<String> =
+            spec.dimensions.iter().filter(|dimension| !given.contains(dimension)).cloned().collect();
         let twice = (1..given.len()).any(|at| given[..at].contains(&given[at]));
         if twice
             || given.iter().any(|dimension| !spec.dimensions.contains(dimension))
             || missing.iter().any(|dimension| self.defaults.of(dimension).is_none())
         {
-            let (metric, expected) = (spec.name.clone(), spec.dimensions.clone());
-            return Err(SampleError::WrongLabels { metric, expected, given });
+            return Err(SampleError::WrongLabels {
+                metric: spec.name.clone(),
+                expected: spec.dimensions.clone(),
+                given,
+            });
         }
         let count = given.len();
         given.extend(missing);
         let defaults = given.iter().map(|name| self.defaults.of(name).map(str::to_owned)).collect();
-        let definition = (spec.name.clone(), unit.to_owned(), spec.kind);
-        let named = Named::new(definition, given, defaults, count);
+        let named = Named::new(spec.name.clone(), unit.to_owned(), spec.kind, given, defaults, count);
         named.switch(on);
         Ok(named)
     }

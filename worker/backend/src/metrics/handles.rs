@@ -1,8 +1,9 @@
 //! Handles that a model holds: a metric, a series of it, a coalesced value.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 
+use parking_lot::Mutex;
 use pharos::metrics::cache::SampleError;
 use pharos::metrics::catalog::Kind;
 use pharos::metrics::channel::Definition;
@@ -10,7 +11,7 @@ use pharos::metrics::label_schema::LabelSchema;
 use pharos::timeline::Instant;
 
 use super::sink::Requests;
-use super::{MetricError, Metrics, lock};
+use super::{MetricError, Metrics};
 use crate::clock;
 
 /// A metric as this process records it.
@@ -18,7 +19,7 @@ pub(super) struct Named {
     name: String,
     unit: String,
     kind: Kind,
-    /// The dimensions; those that the model named come first.
+    /// The dimensions; the dimensions that the model named come first.
     names: Vec<String>,
     /// The value of each dimension that has a default.
     defaults: Vec<Option<String>>,
@@ -34,7 +35,9 @@ impl Named {
     /// Creates an enabled metric, with the value of each dimension that has a default. The model named the first `count`
     /// dimensions.
     pub(super) fn new(
-        (name, unit, kind): (String, String, Kind),
+        name: String,
+        unit: String,
+        kind: Kind,
         names: Vec<String>,
         defaults: Vec<Option<String>>,
         count: usize,
@@ -80,7 +83,8 @@ impl Named {
         if !bad {
             return Ok(());
         }
-        let (kind, name) = (self.kind.as_str(), &self.name);
+        let kind = self.kind.as_str();
+        let name = &self.name;
         Err(SampleError::BadValue(format!("the {kind} `{name}` cannot take the value {value}")))
     }
 }
@@ -132,11 +136,10 @@ impl Metric {
         dimension_values: &[&str],
         labels: impl FnOnce(&Named) -> Result<Vec<(String, String)>, SampleError>,
     ) -> Result<Series, MetricError> {
-        let mut known = lock(&self.named.series);
-        let order = |(values, _): &(Box<[String]>, u32)| {
-            values.iter().map(String::as_str).cmp(dimension_values.iter().copied())
-        };
-        let number = match known.binary_search_by(order) {
+        let mut known = self.named.series.lock();
+        let number = match known
+            .binary_search_by(|(values, _)| values.iter().map(String::as_str).cmp(dimension_values.iter().copied()))
+        {
             Ok(at) => known.get(at).map_or(0, |(_, number)| *number),
             Err(at) => {
                 let labels = labels(&self.named)?;
@@ -158,17 +161,24 @@ impl Metric {
     /// As for [`Metric::series`]; also for a distribution, because every observation counts.
     pub fn coalesced(&self, dimension_values: &[&str]) -> Result<Coalesced, MetricError> {
         if !matches!(self.named.kind, Kind::Counter | Kind::Gauge) {
-            let (metric, expected) = (self.named.name.clone(), self.named.kind);
-            return Err(SampleError::WrongKind { metric, expected, given: Kind::Counter }.into());
+            return Err(SampleError::WrongKind {
+                metric: self.named.name.clone(),
+                expected: self.named.kind,
+                given: Kind::Counter,
+            }
+            .into());
         }
         let series = self.series(dimension_values)?;
-        let mut all = lock(&self.metrics.0.held);
-        let same = |held: &&Arc<Held>| held.number == series.number && Arc::ptr_eq(&held.named, &self.named);
-        if let Some(held) = all.iter().find(same).map(Arc::clone) {
+        let mut all = self.metrics.0.held.lock();
+        if let Some(held) = all
+            .iter()
+            .find(|held| held.number == series.number && Arc::ptr_eq(&held.named, &self.named))
+            .map(Arc::clone)
+        {
             return Ok(Coalesced { series, held });
         }
-        let (named, number) = (Arc::clone(&self.named), series.number);
-        let held = Arc::new(Held { named, number, value: Mutex::new(None) });
+        let named = Arc::clone(&self.named);
+        let held = Arc::new(Held { named, number: series.number, value: Mutex::new(None) });
         all.push(Arc::clone(&held));
         Ok(Coalesced { series, held })
     }
@@ -176,13 +186,13 @@ impl Metric {
     /// Sets a gauge to 0 in every series that this process has recorded, and discards accumulated values that are not sent.
     /// Samples of a counter or a distribution that were sent remain: these metrics only grow.
     pub fn reset(&self) {
-        lock(&self.metrics.0.held).iter().filter(|held| Arc::ptr_eq(&held.named, &self.named)).for_each(|held| {
-            lock(&held.value).take();
+        self.metrics.0.held.lock().iter().filter(|held| Arc::ptr_eq(&held.named, &self.named)).for_each(|held| {
+            held.value.lock().take();
         });
         if self.named.kind != Kind::Gauge {
             return;
         }
-        let numbers: Vec<u32> = lock(&self.named.series).iter().map(|(_, number)| *number).collect();
+        let numbers: Vec<u32> = self.named.series.lock().iter().map(|(_, number)| *number).collect();
         for number in numbers {
             let series = Series { metrics: self.metrics.clone(), named: Arc::clone(&self.named), number };
             series.add_or_update(0.0);
@@ -220,7 +230,7 @@ impl Series {
             return;
         }
         match self.named.check(value) {
-            Ok(()) => self.metrics.sink().sample((self.number, value), at, requests),
+            Ok(()) => self.metrics.sink().sample(self.number, value, at, requests),
             Err(error) => self.metrics.sink().drop_sample(&error.into()),
         }
     }
@@ -241,7 +251,7 @@ impl Coalesced {
         if let Err(error) = named.check(value) {
             return self.series.metrics.sink().drop_sample(&error.into());
         }
-        let mut held = lock(&self.held.value);
+        let mut held = self.held.value.lock();
         *held = Some(match *held {
             Some(sum) if named.kind == Kind::Counter => sum + value,
             _ => value,
@@ -259,7 +269,7 @@ pub(super) struct Held {
 impl Held {
     /// Sends the value if there is one.
     pub(super) fn flush(&self, metrics: &Metrics) {
-        let Some(value) = lock(&self.value).take() else { return };
+        let Some(value) = self.value.lock().take() else { return };
         let series = Series { metrics: metrics.clone(), named: Arc::clone(&self.named), number: self.number };
         series.add_or_update_for(value, Requests::None);
     }

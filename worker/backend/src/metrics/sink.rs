@@ -117,7 +117,7 @@ impl Sink {
 
     /// Commits a sample.
     #[inline]
-    pub(super) fn sample(&mut self, (series, value): (u32, f64), clock: Instant, requests: Requests<'_>) {
+    pub(super) fn sample(&mut self, series: u32, value: f64, clock: Instant, requests: Requests<'_>) {
         let request_id = match requests {
             Requests::Batch => self.batch.of_this_thread(),
             Requests::One(at) => self.batch.one(at),

@@ -66,18 +66,24 @@ impl World {
     /// Returns everything received since the start, and the number of dropped samples. Call it once.
     fn came(&mut self) -> (Vec<Came>, u64) {
         let mut reader = self.reader.take().unwrap();
-        let (mut definitions, mut came) = (Vec::new(), Vec::new());
-        let each = |event: Event<'_>| match event {
-            Event::Series(definition) => definitions.push(definition),
-            Event::Metric(_) => {}
-            Event::Sample(sample) => {
-                let of = &definitions[sample.series as usize];
-                let labels = of.labels.iter().filter(|(name, _)| name != "Hostname");
-                let labels = labels.map(|(name, value)| format!("{name}={value}")).collect();
-                came.push((of.name.clone(), labels, sample.value, sample.request_id.to_owned()));
-            }
-        };
-        reader.drain(each).unwrap();
+        let mut definitions = Vec::new();
+        let mut came = Vec::new();
+        reader
+            .drain(|event| match event {
+                Event::Series(definition) => definitions.push(definition),
+                Event::Metric(_) => {}
+                Event::Sample(sample) => {
+                    let of = &definitions[sample.series as usize];
+                    let labels = of
+                        .labels
+                        .iter()
+                        .filter(|(name, _)| name != "Hostname")
+                        .map(|(name, value)| format!("{name}={value}"))
+                        .collect();
+                    came.push((of.name.clone(), labels, sample.value, sample.request_id.to_owned()));
+                }
+            })
+            .unwrap();
         (came, reader.dropped())
     }
 }
@@ -156,13 +162,15 @@ fn values_have_the_unit_that_the_model_names() {
     let stamps = ComputeStamps { start: Instant(0), end: Instant(2_000_000), ..ComputeStamps::default() };
     world.metrics.batch_executed(&done(stamps, None), Some(Instant(0)));
     let mut reader = world.reader.take().unwrap();
-    let (mut units, mut values) = (Vec::new(), Vec::new());
-    let each = |event: Event<'_>| match event {
-        Event::Series(definition) => units.push(definition.unit),
-        Event::Sample(sample) => values.push(sample.value),
-        Event::Metric(_) => {}
-    };
-    reader.drain(each).unwrap();
+    let mut units = Vec::new();
+    let mut values = Vec::new();
+    reader
+        .drain(|event| match event {
+            Event::Series(definition) => units.push(definition.unit),
+            Event::Sample(sample) => values.push(sample.value),
+            Event::Metric(_) => {}
+        })
+        .unwrap();
     assert_eq!((units.join(","), values), ("ms,s,s".to_owned(), vec![0.5, 0.25, 0.002]));
 }
 
@@ -282,7 +290,8 @@ fn coalesced_values_are_sent_by_the_flush() {
     let mut world = world(false);
     let orders = world.metrics.get_metric("Orders", Kind::Counter).unwrap();
     let depth = world.metrics.get_metric("Depth", Kind::Gauge).unwrap();
-    let (sum, last) = (orders.coalesced(&["a"]).unwrap(), depth.coalesced(&["s"]).unwrap());
+    let sum = orders.coalesced(&["a"]).unwrap();
+    let last = depth.coalesced(&["s"]).unwrap();
     assert!(world.metrics.get_metric("Size", Kind::Histogram).unwrap().coalesced(&[]).is_err());
     for value in [1.0, 2.0, 4.0] {
         sum.add_or_update(value);
@@ -297,7 +306,8 @@ fn coalesced_values_are_sent_by_the_flush() {
     sum.add_or_update(5.0);
     orders.reset();
     world.metrics.flush();
-    let (orders, depth) = (["shop=a", "ModelName=m"], ["ModelName=m", "sea=s", "Level=Model"]);
+    let orders = ["shop=a", "ModelName=m"];
+    let depth = ["ModelName=m", "sea=s", "Level=Model"];
     let expected =
         vec![came("Orders", &orders, 14.0, ""), came("Depth", &depth, 4.0, ""), came("Depth", &depth, 0.0, "")];
     assert_eq!(world.came(), (expected, 1));
@@ -418,7 +428,8 @@ fn cost_of_a_sample() {
     let World { metrics, reader, .. } = world(false);
     let mut reader = reader.unwrap();
     let orders = metrics.get_metric("Orders", Kind::Counter).unwrap();
-    let (series, gathered) = (orders.series(&["a"]).unwrap(), orders.coalesced(&["a"]).unwrap());
+    let series = orders.series(&["a"]).unwrap();
+    let gathered = orders.coalesced(&["a"]).unwrap();
     let mut time = |what: &str, each: &dyn Fn()| {
         let mut best = f64::MAX;
         for _ in 0..2000 {

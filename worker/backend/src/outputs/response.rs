@@ -126,11 +126,12 @@ impl Response<'_, '_> {
             self.withdraw();
             error = Some(unplaced);
         }
-        let (outputs, parameters) = (std::mem::take(&mut self.blocks), std::mem::take(&mut self.parameters));
+        let outputs = std::mem::take(&mut self.blocks);
+        let parameters = std::mem::take(&mut self.parameters);
         let place = (self.outputs.execute.batch, self.request);
         let error = error.map(wire_error);
-        let output_start = self.output_start;
-        let content = ResponseContent { outputs, parameters, error, last, empty: false, output_start };
+        let content =
+            ResponseContent { outputs, parameters, error, last, empty: false, output_start: self.output_start };
         self.outputs.session.connection.send_response(place, content)
     }
 

@@ -29,8 +29,10 @@ pub(super) fn code_of(error: &InferError) -> Code {
 /// # Errors
 /// The number is not an error code.
 pub(super) fn error_of(code: Code, message: String) -> Result<InferError, InferError> {
-    let known = u8::try_from(code).ok().and_then(|code| ErrorCode::from_wire(code.checked_sub(1)?));
-    let known = known.ok_or_else(|| InferError::invalid(format!("{code} is not an error code; allowed are 1 to 9")))?;
+    let known = u8::try_from(code)
+        .ok()
+        .and_then(|code| ErrorCode::from_wire(code.checked_sub(1)?))
+        .ok_or_else(|| InferError::invalid(format!("{code} is not an error code; allowed are 1 to 9")))?;
     let reason = if known == ErrorCode::Cancelled { Reason::Cancelled } else { Reason::Backend };
     Ok(InferError::new(known, reason, message))
 }

@@ -21,7 +21,12 @@ thread_local! {
     static LAST_ERROR: RefCell<(abi::Code, CString)> = RefCell::default();
 }
 
-/// Returns the code of a call's outcome and stores its text for `last_error`.
+/// Makes a call, returns the code of its outcome and stores the text of an error for `last_error`.
+pub(super) fn outcome_of(call: impl FnOnce() -> Result<(), InferError>) -> abi::Code {
+    outcome(call())
+}
+
+/// Returns the code of a call's outcome and stores the text of an error for `last_error`.
 pub(super) fn outcome(result: Result<(), InferError>) -> abi::Code {
     let Err(error) = result else { return abi::OK };
     let code = abi::code_of(&error);

@@ -10,9 +10,8 @@ use pharos_backend::Received;
 use super::abi::{Code, Input, MetricSpec, Output, Parameter, Request, Tensor};
 use super::load::Load;
 use super::metrics::{MetricHandle, MetricsHandle, SeriesHandle};
-use super::replies::{Detached, Responding};
 use super::running::Handle;
-use super::slots::Slot;
+use super::slots::{Detached, Responding, Slot};
 use super::{foreign, load, metrics, outputs, responses, running};
 
 /// A function that a library calls.

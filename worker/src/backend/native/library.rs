@@ -46,7 +46,7 @@ pub(super) fn open(path: &Path) -> Result<Functions, String> {
             abi::VERSION
         ));
     }
-    // SAFETY: the types are those of the header of this version.
+    // SAFETY: the types match the header of this version.
     let (create, execute, destroy, sequence_ended, wants, engine) = unsafe {
         (
             library.function::<abi::Create>(c"pharos_backend_create"),
@@ -128,7 +128,9 @@ fn check_length(path: &Path) -> Result<(), String> {
         return Ok(());
     }
     let needed = || {
-        let (start, size, count) = (read(32, 8)?, read(54, 2)?, read(56, 2)?);
+        let start = read(32, 8)?;
+        let size = read(54, 2)?;
+        let count = read(56, 2)?;
         let end = |entry: u64| {
             let entry = start.checked_add(entry * size)?;
             read(entry.checked_add(8)?, 8)?.checked_add(read(entry.checked_add(32)?, 8)?)
@@ -149,7 +151,7 @@ fn header(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Compares the header of an ELF file (its class, byte order and machine) with that of this program.
+/// Compares the header of an ELF file (its class, byte order and machine) with the header of this program's file.
 fn check_header(header: &[u8], own: &[u8]) -> Result<(), String> {
     let Some((b"\x7fELF", [class, order, ..])) = header.split_first_chunk::<4>().filter(|_| header.len() == 20) else {
         return Err("is not a shared library (not an ELF file)".to_owned());
@@ -158,7 +160,8 @@ fn check_header(header: &[u8], own: &[u8]) -> Result<(), String> {
     if kind(header) == kind(own) {
         return Ok(());
     }
-    let (class, order) = (*class, *order);
+    let class = *class;
+    let order = *order;
     let name = |header: &[u8]| match header.get(18..20).map(|machine| (machine[0], machine[1])) {
         Some((62, 0)) => "x86-64".to_owned(),
         Some((183, 0)) => "aarch64".to_owned(),

@@ -6,8 +6,8 @@
 
 use std::ffi::{CString, c_char, c_void};
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use pharos::error::InferError;
 use pharos::model::ModelConfig;
 use pharos_backend::{Context, load_error};
@@ -37,10 +37,18 @@ struct Tensors {
 }
 
 impl Tensors {
-    fn add(&mut self, (name, dims): (&str, &[i64]), datatype: i32, optional: bool) {
+    fn add(&mut self, name: &str, dims: &[i64], datatype: i32, optional: bool) {
         let name = c_text(name);
-        let (size, rank, optional) = (size_of::<Tensor>(), dims.len(), i32::from(optional));
-        self.tensors.push(Tensor { size, name: name.as_ptr(), dims: dims.as_ptr(), rank, datatype, optional });
+        let size = size_of::<Tensor>();
+        let rank = dims.len();
+        self.tensors.push(Tensor {
+            size,
+            name: name.as_ptr(),
+            dims: dims.as_ptr(),
+            rank,
+            datatype,
+            optional: i32::from(optional),
+        });
         self.names.push(name);
     }
 }
@@ -66,14 +74,14 @@ impl<'a> Load<'a> {
         };
         let mut inputs = Tensors::default();
         for input in &config.inputs {
-            inputs.add((&input.name, &input.dims), input.datatype.number().into(), input.optional);
+            inputs.add(&input.name, &input.dims, input.datatype.number().into(), input.optional);
         }
         let mut outputs = Tensors::default();
         for output in &config.outputs {
-            outputs.add((&output.name, &output.dims), output.datatype.number().into(), false);
+            outputs.add(&output.name, &output.dims, output.datatype.number().into(), false);
         }
         for state in config.states.iter().filter(|state| state.output >= config.outputs.len()) {
-            outputs.add((&state.output_name, &state.dims), state.datatype.number().into(), false);
+            outputs.add(&state.output_name, &state.dims, state.datatype.number().into(), false);
         }
         let parameters = config.parameters.iter().map(|(name, text)| (name.as_str(), c_text(text))).collect();
         let failure = Mutex::new(None);
@@ -87,8 +95,7 @@ impl<'a> Load<'a> {
 
     /// Returns the reason why the library has not created an instance.
     pub(super) fn failure(&self, code: Code) -> InferError {
-        let reason = self.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let reason = reason.or_else(|| super::foreign::last_error_of(code));
+        let reason = self.failure.lock().take().or_else(|| super::foreign::last_error_of(code));
         let no_reason = || format!("the backend '{}' returned the code {code} and gave no reason", self.config.backend);
         load_error(reason.unwrap_or_else(no_reason))
     }
@@ -146,7 +153,7 @@ pub(super) unsafe extern "C" fn fail_load(load: *const Load<'static>, message: *
     let failed = unsafe { reference(load, "context") }.and_then(|load| {
         // SAFETY: as above.
         let message = unsafe { needed_text(message, "message") }?;
-        *load.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(message);
+        *load.failure.lock() = Some(message);
         Ok(())
     });
     match failed {

@@ -6,14 +6,14 @@
 use std::collections::HashMap;
 use std::ffi::c_char;
 use std::ptr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::Mutex;
 use pharos::error::InferError;
 use pharos::metrics::catalog::Kind;
 use pharos_backend::{Metric, MetricError, Metrics, Requests, Series};
 
 use super::abi::{Code, MetricSpec};
-use super::foreign::{misuse, needed_text, outcome, put, reference, sized, text, texts};
+use super::foreign::{misuse, needed_text, outcome, outcome_of, put, reference, sized, text, texts};
 
 /// `PHAROS_WHOLE_BATCH`.
 const WHOLE_BATCH: i64 = -1;
@@ -48,16 +48,12 @@ impl MetricsHandle {
         key: String,
         make: impl FnOnce(&Metrics) -> Result<Metric, MetricError>,
     ) -> Result<*const MetricHandle, InferError> {
-        let mut known = lock(&self.known);
+        let mut known = self.known.lock();
         // Called even for a known metric, because the definition may have changed.
         let metric = make(&self.metrics)?;
         let handle = known.entry(key).or_insert_with(|| Box::new(MetricHandle { metric, series: Mutex::default() }));
         Ok(ptr::from_ref(&**handle))
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn kind_of(number: i32) -> Result<Kind, InferError> {
@@ -78,9 +74,10 @@ pub(super) unsafe extern "C" fn metric_add(
     metric: *mut *const MetricHandle,
 ) -> Code {
     // SAFETY: the caller guarantees it for each of the pointers.
-    let add = || unsafe {
+    outcome_of(|| unsafe {
         put(metric, ptr::null())?;
-        let (metrics, spec) = (reference(metrics, "metrics")?, sized(spec, "spec")?);
+        let metrics = reference(metrics, "metrics")?;
+        let spec = sized(spec, "spec")?;
         let name = needed_text(spec.name, "spec.name")?;
         let unit = text(spec.unit).unwrap_or_else(|| "Count".to_owned());
         let dimensions = texts(spec.dimensions, spec.dimension_count, "spec.dimensions")?;
@@ -88,8 +85,7 @@ pub(super) unsafe extern "C" fn metric_add(
         let dimensions: Vec<&str> = dimensions.iter().map(String::as_str).collect();
         let key = format!("{} {name} {dimensions:?}", kind.as_str());
         put(metric, metrics.metric(key, |metrics| metrics.add_metric(&name, &unit, &dimensions, kind))?)
-    };
-    outcome(add())
+    })
 }
 
 /// # Safety
@@ -101,13 +97,14 @@ pub(super) unsafe extern "C" fn metric_get(
     metric: *mut *const MetricHandle,
 ) -> Code {
     // SAFETY: the caller guarantees it for each of the pointers.
-    let get = || unsafe {
+    outcome_of(|| unsafe {
         put(metric, ptr::null())?;
-        let (metrics, name, kind) = (reference(metrics, "metrics")?, needed_text(name, "name")?, kind_of(kind)?);
+        let metrics = reference(metrics, "metrics")?;
+        let name = needed_text(name, "name")?;
+        let kind = kind_of(kind)?;
         let key = format!("{} {name}", kind.as_str());
         put(metric, metrics.metric(key, |metrics| metrics.get_metric(&name, kind))?)
-    };
-    outcome(get())
+    })
 }
 
 /// # Safety
@@ -119,24 +116,24 @@ pub(super) unsafe extern "C" fn metric_series(
     series: *mut *const SeriesHandle,
 ) -> Code {
     // SAFETY: the caller guarantees it for each of the pointers.
-    let find = || unsafe {
+    outcome_of(|| unsafe {
         put(series, ptr::null())?;
-        let (metric, values) = (reference(metric, "metric")?, texts(values, count, "values")?);
-        let mut known = lock(&metric.series);
+        let metric = reference(metric, "metric")?;
+        let values = texts(values, count, "values")?;
+        let mut known = metric.series.lock();
         if !known.contains_key(&values) {
             let labels: Vec<&str> = values.iter().map(String::as_str).collect();
             let made = Box::new(SeriesHandle(metric.metric.series(&labels)?));
             known.insert(values.clone(), made);
         }
         put(series, known.get(&values).map_or(ptr::null(), |handle| ptr::from_ref(&**handle)))
-    };
-    outcome(find())
+    })
 }
 
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn add_or_update(series: *const SeriesHandle, value: f64, request: i64) -> Code {
-    let record = || {
+    outcome_of(|| {
         let requests = match request {
             WHOLE_BATCH => Requests::Batch,
             NO_REQUEST => Requests::None,
@@ -148,8 +145,7 @@ pub(super) unsafe extern "C" fn add_or_update(series: *const SeriesHandle, value
         // SAFETY: the caller guarantees it.
         unsafe { reference(series, "series") }?.0.add_or_update_for(value, requests);
         Ok(())
-    };
-    outcome(record())
+    })
 }
 
 /// # Safety

@@ -1,6 +1,6 @@
 //! Outputs and errors that a library produces for a batch.
 //!
-//! Contract for `unsafe`: that of `running`; pointers that are passed in follow the rules of the header.
+//! Contract for `unsafe`: the contract of `running`; pointers that are passed in follow the rules of the header.
 
 use std::ffi::{c_char, c_void};
 use std::ptr;
@@ -43,8 +43,8 @@ pub(super) unsafe fn wanted<'a>(names: &Names, output: *const Output) -> Result<
     }
     // SAFETY: the caller guarantees it.
     let shape = unsafe { list(output.shape, output.rank, "the output's shape") }?;
-    let elements = element_count(shape);
-    let elements = elements.ok_or_else(|| wrong(format!("has shape {}, which has no size", format_shape(shape))))?;
+    let elements =
+        element_count(shape).ok_or_else(|| wrong(format!("has shape {}, which has no size", format_shape(shape))))?;
     let bytes = match byte_size(datatype, shape).map(usize::try_from) {
         Some(Ok(size)) if output.bytes == 0 || output.bytes == size => size,
         None if datatype == DataType::Bytes && output.bytes as u64 / 4 >= elements => output.bytes,
@@ -89,8 +89,10 @@ pub(super) unsafe extern "C" fn allocate(
         let wanted = unsafe { wanted(names, output) }?;
         running.outputs()?;
         once(&mut running.allocated, wanted.index, names)?;
-        let memory = running.outputs()?.allocate(wanted.index, wanted.datatype, wanted.shape, wanted.bytes);
-        let memory = memory.inspect_err(|_| running.allocated.retain(|index| *index != wanted.index))?;
+        let memory = running
+            .outputs()?
+            .allocate(wanted.index, wanted.datatype, wanted.shape, wanted.bytes)
+            .inspect_err(|_| running.allocated.retain(|index| *index != wanted.index))?;
         // SAFETY: as above.
         unsafe { put(data, memory.as_mut_ptr().cast()) }
     };
@@ -103,8 +105,11 @@ pub(super) unsafe extern "C" fn allocate(
 pub(super) unsafe extern "C" fn withdraw(outputs: *const Handle, output: usize) -> Code {
     let withdraw_one = |running: &mut Running, _: &Names| {
         running.outputs()?;
-        let place = running.allocated.iter().position(|index| *index == output);
-        let place = place.ok_or_else(|| misuse(format!("output {output} is not allocated")))?;
+        let place = running
+            .allocated
+            .iter()
+            .position(|index| *index == output)
+            .ok_or_else(|| misuse(format!("output {output} is not allocated")))?;
         running.allocated.swap_remove(place);
         running.outputs()?.withdraw(output);
         Ok(())

@@ -1,4 +1,4 @@
-//! Responses that a library sends individually: those of a decoupled model while its batch is executed, and those of detached
+//! Responses that a library sends individually: responses of a decoupled model while its batch is executed, and of detached
 //! requests, from any thread and even after their batch is over.
 //!
 //! Contract for `unsafe`: responses, responders and kept inputs are slots of their instance's [`Handle`], which live as long as
@@ -12,11 +12,10 @@ use pharos::error::InferError;
 use pharos_backend::{Content, Reply, ReplyOutput, Responder};
 
 use super::abi::{Code, Output, Parameter};
-use super::foreign::{misuse, outcome, parameter, put, reference};
+use super::foreign::{misuse, outcome, outcome_of, parameter, put, reference};
 use super::outputs::{Wanted, allocated_before, described, once, wanted};
-use super::replies::{Answer, Detached, Responding};
 use super::running::{Handle, Names, Running, act};
-use super::slots::Slot;
+use super::slots::{Answer, Detached, Responding, Slot};
 
 const RESPONSE: &str = "the response";
 const RESPONDER: &str = "the responder";
@@ -77,8 +76,13 @@ fn allocate_own(instance: &Handle, reply: &mut Reply, wanted: &Wanted<'_>) -> Re
     }
     let mut memory = instance.runtime.memory(wanted.bytes)?;
     let start = memory.as_mut_ptr();
-    let (output, datatype, shape) = (wanted.index, wanted.datatype, wanted.shape.to_vec());
-    reply.outputs.push(ReplyOutput { output, datatype, shape, content: Content::Memory(memory) });
+    let shape = wanted.shape.to_vec();
+    reply.outputs.push(ReplyOutput {
+        output: wanted.index,
+        datatype: wanted.datatype,
+        shape,
+        content: Content::Memory(memory),
+    });
     Ok(start)
 }
 
@@ -90,7 +94,7 @@ pub(super) unsafe extern "C" fn response_allocate(
     data: *mut *mut c_void,
 ) -> Code {
     // SAFETY: the caller guarantees it for each of the pointers.
-    let make = || unsafe {
+    outcome_of(|| unsafe {
         put(data, ptr::null_mut())?;
         let (slot, instance) = found(response, RESPONSE)?;
         let wanted = wanted(&instance.names, output)?;
@@ -99,15 +103,14 @@ pub(super) unsafe extern "C" fn response_allocate(
             Answer::Own(_, reply) => allocate_own(instance, reply, &wanted),
         })?;
         put(data, memory.cast())
-    };
-    outcome(make())
+    })
 }
 
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn response_set_parameter(response: *const Responding, given: *const Parameter) -> Code {
     // SAFETY: the caller guarantees it for each of the pointers.
-    let add = || unsafe {
+    outcome_of(|| unsafe {
         let (slot, instance) = found(response, RESPONSE)?;
         let (name, value) = parameter(given)?;
         slot.with(RESPONSE, |answer| match answer {
@@ -120,14 +123,13 @@ pub(super) unsafe extern "C" fn response_set_parameter(response: *const Respondi
                 Ok(())
             }
         })
-    };
-    outcome(add())
+    })
 }
 
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn response_send(response: *const Responding, last: i32) -> Code {
-    let send = || {
+    outcome_of(|| {
         // SAFETY: the caller guarantees it.
         let (slot, instance) = unsafe { found(response, RESPONSE) }?;
         match instance.responses.take(slot, RESPONSE)? {
@@ -137,8 +139,7 @@ pub(super) unsafe extern "C" fn response_send(response: *const Responding, last:
             }),
             Answer::Own(responder, reply) => responder.respond(reply, last != 0),
         }
-    };
-    outcome(send())
+    })
 }
 
 /// # Safety
@@ -148,9 +149,11 @@ pub(super) unsafe extern "C" fn response_send_error(
     code: Code,
     message: *const c_char,
 ) -> Code {
-    let send = || {
-        // SAFETY: the caller guarantees it for each of the pointers.
-        let ((slot, instance), error) = unsafe { (found(response, RESPONSE)?, described(code, message)?) };
+    outcome_of(|| {
+        // SAFETY: the caller guarantees it.
+        let (slot, instance) = unsafe { found(response, RESPONSE) }?;
+        // SAFETY: as above.
+        let error = unsafe { described(code, message) }?;
         match instance.responses.take(slot, RESPONSE)? {
             Answer::OfBatch => instance.call(|running, _| {
                 let (made, _) = running.open.take().ok_or_else(no_response)?;
@@ -158,22 +161,20 @@ pub(super) unsafe extern "C" fn response_send_error(
             }),
             Answer::Own(responder, _) => responder.respond(Reply { error: Some(error), ..Reply::default() }, false),
         }
-    };
-    outcome(send())
+    })
 }
 
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn response_drop(response: *const Responding) {
-    let discard = || {
+    outcome_of(|| {
         // SAFETY: the caller guarantees it.
         let (slot, instance) = unsafe { found(response, RESPONSE) }?;
         match instance.responses.take(slot, RESPONSE)? {
             Answer::OfBatch => instance.call(|running, _| running.open.take().map(drop).ok_or_else(no_response)),
             Answer::Own(..) => Ok(()),
         }
-    };
-    outcome(discard());
+    });
 }
 
 /// # Safety
@@ -211,25 +212,23 @@ unsafe fn responder_in(responder: *const Detached) -> Result<(Arc<Responder>, *c
 /// As above.
 pub(super) unsafe extern "C" fn responder_begin(responder: *const Detached, response: *mut *const Responding) -> Code {
     // SAFETY: the caller guarantees it for each of the pointers.
-    let begin = || unsafe {
+    outcome_of(|| unsafe {
         put(response, ptr::null())?;
         let (responder, instance) = responder_in(responder)?;
         let answer = Answer::Own(responder, Reply::default());
         put(response, reference(instance, "instance")?.responses.put(instance.cast(), answer))
-    };
-    outcome(begin())
+    })
 }
 
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn responder_fail(responder: *const Detached, code: Code, message: *const c_char) -> Code {
     // SAFETY: the caller guarantees it for each of the pointers.
-    let fail = || unsafe {
-        let ((responder, _), error) = (responder_in(responder)?, described(code, message)?);
-        responder.fail(error);
+    outcome_of(|| unsafe {
+        let (responder, _) = responder_in(responder)?;
+        responder.fail(described(code, message)?);
         Ok(())
-    };
-    outcome(fail())
+    })
 }
 
 /// # Safety
@@ -255,10 +254,9 @@ pub(super) unsafe extern "C" fn responder_is_cancelled(responder: *const Detache
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn responder_drop(responder: *const Detached) {
-    let release = || {
+    outcome_of(|| {
         // SAFETY: the caller guarantees it.
         let (slot, instance) = unsafe { found(responder, RESPONDER) }?;
         instance.responders.take(slot, RESPONDER).map(drop)
-    };
-    outcome(release());
+    });
 }

@@ -7,8 +7,9 @@
 
 use std::ffi::{CString, c_char, c_void};
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use pharos::error::InferError;
 use pharos::infer::{CorrelationId, Parameter};
 use pharos::model::ModelConfig;
@@ -17,9 +18,8 @@ use pharos::wire::BatchRequest;
 use pharos_backend::{Batch, Outputs, Received, Responder, Response, Runtime, run_error};
 
 use super::abi::{self, Code};
-use super::foreign::{self, c_text, misuse, needed_text, outcome, put, reference};
-use super::replies::{Answer, Responding};
-use super::slots::{Pool, Slot};
+use super::foreign::{self, c_text, misuse, needed_text, outcome, outcome_of, put, reference};
+use super::slots::{Answer, Pool, Responding, Slot};
 
 /// The handle that represents an instance's batches and outputs.
 pub(super) struct Handle {
@@ -126,7 +126,7 @@ impl Handle {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Running>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+        self.running.lock()
     }
 }
 
@@ -146,29 +146,41 @@ impl Drop for End<'_> {
 
 /// Returns the error of a library that has returned a code without a reason.
 fn unexplained(code: Code) -> InferError {
-    let text = foreign::last_error_of(code);
-    let text = text.unwrap_or_else(|| format!("the backend returned the code {code} and gave no reason"));
+    let text = foreign::last_error_of(code)
+        .unwrap_or_else(|| format!("the backend returned the code {code} and gave no reason"));
     abi::error_of(code, text)
         .unwrap_or_else(|_| run_error(format!("the backend returned {code}, which is not a valid code")))
 }
 
 impl Running {
     fn new(batch: &Batch<'_>, outputs: &mut Outputs<'_>, names: &Names) -> Self {
-        let inputs = batch.inputs.iter().map(|input| abi::Input {
-            size: size_of::<abi::Input>(),
-            name: names.inputs.get(input.index).map_or(c"".as_ptr(), |name| name.as_ptr()),
-            data: input.data.as_ptr().cast(),
-            bytes: input.data.len(),
-            shape: input.shape.as_ptr(),
-            rank: input.shape.len(),
-            index: input.index,
-            datatype: input.datatype.number().into(),
-        });
-        let inputs = inputs.collect();
+        let inputs = batch
+            .inputs
+            .iter()
+            .map(|input| abi::Input {
+                size: size_of::<abi::Input>(),
+                name: names.inputs.get(input.index).map_or(c"".as_ptr(), |name| name.as_ptr()),
+                data: input.data.as_ptr().cast(),
+                bytes: input.data.len(),
+                shape: input.shape.as_ptr(),
+                rank: input.shape.len(),
+                index: input.index,
+                datatype: input.datatype.number().into(),
+            })
+            .collect();
         let requests = batch.requests.iter().map(|_| None).collect();
-        let (batch, outputs) = (ptr::from_ref(batch).cast(), ptr::from_mut(outputs).cast());
-        let (allocated, allocated_in_response) = (Vec::new(), Vec::new());
-        Self { open: None, batch, outputs, inputs, requests, allocated, allocated_in_response, failure: None }
+        let batch = ptr::from_ref(batch).cast();
+        let outputs = ptr::from_mut(outputs).cast();
+        Self {
+            open: None,
+            batch,
+            outputs,
+            inputs,
+            requests,
+            allocated: Vec::new(),
+            allocated_in_response: Vec::new(),
+            failure: None,
+        }
     }
 
     pub(super) fn batch(&self) -> &Batch<'_> {
@@ -227,17 +239,22 @@ impl RequestView {
         let id = with_end(&request.id);
         let names: Vec<CString> = request.parameters.iter().map(|(name, _)| c_text(name)).collect();
         let mut texts = Vec::new();
-        let parameters = request.parameters.iter().zip(&names).map(|((_, value), name)| {
-            let mut shown = parameter_of(name, value);
-            if let Parameter::String(text) = value {
-                let text = with_end(text);
-                shown.text = text.as_ptr().cast();
-                texts.push(text);
-            }
-            shown
-        });
-        let parameters: Vec<_> = parameters.collect();
-        let (step, details) = (request.sequence, request.details.as_deref());
+        let parameters: Vec<_> = request
+            .parameters
+            .iter()
+            .zip(&names)
+            .map(|((_, value), name)| {
+                let mut shown = parameter_of(name, value);
+                if let Parameter::String(text) = value {
+                    let text = with_end(text);
+                    shown.text = text.as_ptr().cast();
+                    texts.push(text);
+                }
+                shown
+            })
+            .collect();
+        let step = request.sequence;
+        let details = request.details.as_deref();
         let correlation = details.map(|details| match &details.correlation {
             CorrelationId::Uint(number) => (*number, ptr::null()),
             CorrelationId::String(text) => {
@@ -416,17 +433,23 @@ pub(super) unsafe extern "C" fn keep_input(
 ) -> Code {
     let keep = |running: &mut Running, _: &Names| {
         // SAFETY: the caller guarantees it.
-        unsafe { (put(data, ptr::null())?, put(kept, ptr::null())?) };
+        unsafe {
+            put(data, ptr::null())?;
+            put(kept, ptr::null())?;
+        }
         let count = running.inputs.len();
-        let received = running.batch().received(position);
-        let received =
-            received.ok_or_else(|| misuse(format!("there is no input {position}: the batch has {count}")))?;
+        let received = running
+            .batch()
+            .received(position)
+            .ok_or_else(|| misuse(format!("there is no input {position}: the batch has {count}")))?;
         let start = received.as_ptr();
         // SAFETY: as above.
         let instance = unsafe { reference(batch, "batch") }?;
         // SAFETY: as above.
-        unsafe { (put(data, start.cast())?, put(kept, instance.kept.put(batch.cast(), received))?) };
-        Ok(())
+        unsafe {
+            put(data, start.cast())?;
+            put(kept, instance.kept.put(batch.cast(), received))
+        }
     };
     // SAFETY: the caller guarantees it.
     unsafe { act(batch, keep) }
@@ -435,11 +458,10 @@ pub(super) unsafe extern "C" fn keep_input(
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn release_input(kept: *const Slot<Received>) {
-    let release = || {
+    outcome_of(|| {
         // SAFETY: the caller guarantees it.
         let slot = unsafe { reference(kept, "kept") }?;
         // SAFETY: as above.
         unsafe { reference(slot.instance.cast::<Handle>(), "instance") }?.kept.take(slot, "the kept input").map(drop)
-    };
-    outcome(release());
+    });
 }

@@ -4,9 +4,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use pharos::error::InferError;
+use pharos_backend::{Reply, Responder};
 
 use super::foreign::misuse;
 
@@ -45,19 +47,15 @@ impl<T> Default for Pool<T> {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl<T> Pool<T> {
     /// Stores a value in a slot.
     pub(super) fn put(&self, instance: *const c_void, value: T) -> *const Slot<T> {
-        let mut slots = lock(&self.slots);
+        let mut slots = self.slots.lock();
         let reusable = if slots.free.len() > MIN_FREE { slots.free.pop_front() } else { None };
         let number = reusable.unwrap_or(slots.all.len());
         let empty = || Box::new(Slot { value: Mutex::new(None), instance, number });
         let slot = slots.all.entry(number).or_insert_with(empty);
-        *lock(&slot.value) = Some(value);
+        *slot.value.lock() = Some(value);
         ptr::from_ref(&**slot)
     }
 
@@ -66,8 +64,8 @@ impl<T> Pool<T> {
     /// # Errors
     /// The slot is empty.
     pub(super) fn take(&self, slot: &Slot<T>, what: &str) -> Result<T, InferError> {
-        let value = lock(&slot.value).take().ok_or_else(|| gone(what))?;
-        lock(&self.slots).free.push_back(slot.number);
+        let value = slot.value.lock().take().ok_or_else(|| gone(what))?;
+        self.slots.lock().free.push_back(slot.number);
         Ok(value)
     }
 }
@@ -82,12 +80,25 @@ impl<T> Slot<T> {
         what: &str,
         action: impl FnOnce(&mut T) -> Result<R, InferError>,
     ) -> Result<R, InferError> {
-        action(lock(&self.value).as_mut().ok_or_else(|| gone(what))?)
+        action(self.value.lock().as_mut().ok_or_else(|| gone(what))?)
     }
 }
 
 fn gone(what: &str) -> InferError {
     misuse(format!("{what} was already released"))
+}
+
+/// `pharos_response`.
+pub(super) type Responding = Slot<Answer>;
+/// `pharos_responder`.
+pub(super) type Detached = Slot<Arc<Responder>>;
+
+/// The origin of a response.
+pub(super) enum Answer {
+    /// The batch being executed; the response is in [`Running::open`](super::running::Running::open).
+    OfBatch,
+    /// A request that the library answers individually.
+    Own(Arc<Responder>, Reply),
 }
 
 #[cfg(test)]
@@ -116,6 +127,6 @@ mod tests {
             assert_eq!(pool.take(slot, "it"), Ok(3));
         }
         assert!(reused > 1, "free slots are reused");
-        assert!(lock(&pool.slots).all.len() <= MIN_FREE + 3);
+        assert!(pool.slots.lock().all.len() <= MIN_FREE + 3);
     }
 }

@@ -27,7 +27,9 @@ pub(crate) fn kernel(name: &str, arguments: &[u64], touch: &mut Touch<'_>) -> Re
         return Err(Fault::Permanent("CUDA driver error: misaligned address".to_owned()));
     }
     let len = size * usize::try_from(count).unwrap();
-    let (left, right, mut result) = (touch.read(left, len)?, touch.read(right, len)?, vec![0; len]);
-    assert!(elements::apply(datatype, operation, (&left, &right), &mut result));
+    let left = touch.read(left, len)?;
+    let right = touch.read(right, len)?;
+    let mut result = vec![0; len];
+    assert!(elements::apply(datatype, operation, &left, &right, &mut result));
     touch.write(out, &result)
 }

@@ -37,7 +37,7 @@ pub(super) struct OnDevice {
     cuda: Arc<Cuda>,
     /// Inputs being copied for the batch with this number, as in `on_gpu`.
     ahead: (u64, Vec<Prefetch>),
-    /// Whether inputs are copied ahead: only if all of them are numbers.
+    /// Whether inputs are copied ahead: only if all inputs are numbers.
     copies_ahead: bool,
     /// For each input, whether it stays in the process's memory because the graph returns it.
     returned_by_graph: Vec<bool>,
@@ -84,7 +84,7 @@ impl OnDevice {
             before.clear();
         }
         let mut used = Vec::new();
-        let result = self.run(computing, batch, outputs, (&before, &mut used));
+        let result = self.run(computing, batch, outputs, &before, &mut used);
         // All work is done or abandoned. After a failed batch, copies made ahead are waited for and dropped.
         if result.is_ok() {
             used.extend(before.into_iter().filter_map(Prefetch::into_buffer));
@@ -98,7 +98,8 @@ impl OnDevice {
         computing: Computing<'_, '_>,
         batch: &Batch<'_>,
         outputs: &mut Outputs<'_>,
-        (before, used): (&[Prefetch], &mut Vec<DeviceBuffer>),
+        before: &[Prefetch],
+        used: &mut Vec<DeviceBuffer>,
     ) -> Result<(), InferError> {
         let Self { cuda, copies_ahead, returned_by_graph, pool, queues, .. } = self;
         let copies = batch.inputs.iter().map(|input| match uses_device(input, returned_by_graph) {
@@ -109,7 +110,7 @@ impl OnDevice {
         let device = if cuda.is_host_memory() { AllocationDevice::CPU } else { AllocationDevice::CUDA };
         let run = Run { work: queues.begin().map_err(failed)?, pool, ahead: before, used };
         let mut step = Step { run, device, returned_by_graph, from: Vec::new() };
-        let inputs = step.inputs(&computing, batch, (&host_copies, outputs))?;
+        let inputs = step.inputs(&computing, batch, &host_copies, outputs)?;
         step.run.work.inputs_follow_no_more().map_err(failed)?;
         // The run waits for its end, and the frame of the next batch may not have arrived before that.
         let mut ahead = if *copies_ahead { copy_ahead(queues, step.run.pool, outputs) } else { (0, Vec::new()) };
@@ -157,7 +158,8 @@ impl<'m> Step<'_, 'm> {
         &mut self,
         computing: &Computing<'v, '_>,
         batch: &'m Batch<'_>,
-        (host_copies, outputs): (&'v [Option<AlignedBuffer>], &mut Outputs<'_>),
+        host_copies: &'v [Option<AlignedBuffer>],
+        outputs: &mut Outputs<'_>,
     ) -> Result<Vec<Named<'v>>, InferError>
     where
         'm: 'v,
@@ -215,7 +217,9 @@ impl<'m> Step<'_, 'm> {
         outputs: &mut Outputs<'o>,
     ) -> Result<(), InferError> {
         let Computing { session, mut wanted, .. } = computing;
-        let (mut places, mut goals, mut to) = (Vec::new(), Vec::new(), Vec::new());
+        let mut places = Vec::new();
+        let mut goals = Vec::new();
+        let mut to = Vec::new();
         for output in &wanted {
             let (place, goal) = self.output(output, batch.rows(), outputs)?.unzip();
             to.extend(goal.as_ref().map(|(memory, _)| *memory));
@@ -223,7 +227,7 @@ impl<'m> Step<'_, 'm> {
             goals.push(goal);
         }
         self.run.work.foreign_compute(&self.from, &to).map_err(failed)?;
-        let results = run_or_withdraw(session, inputs, (&mut wanted, &mut places), outputs)?;
+        let results = run_or_withdraw(session, inputs, &mut wanted, &mut places, outputs)?;
         self.run.work.computed().map_err(failed)?;
         for (place, goal) in places.iter().zip(goals) {
             if let Some((memory, goal)) = goal.filter(|_| place.is_some()) {
@@ -244,8 +248,9 @@ impl<'m> Step<'_, 'm> {
         outputs: &mut Outputs<'o>,
     ) -> Result<Option<Bound<'o>>, InferError> {
         let Some(shape) = output.shape_of(rows) else { return Ok(None) };
-        let len = byte_size(output.datatype, &shape).and_then(|len| usize::try_from(len).ok());
-        let len = len.ok_or_else(|| output.failed(&format!("it has no size: {shape:?}")))?;
+        let len = byte_size(output.datatype, &shape)
+            .and_then(|len| usize::try_from(len).ok())
+            .ok_or_else(|| output.failed(&format!("it has no size: {shape:?}")))?;
         let goal = outputs.allocate_anywhere(output.position, output.datatype, &shape, len)?;
         let memory = match &goal {
             OutputMemory::Device(memory) if is_usable(*memory, ALIGNMENT) => *memory,

@@ -1,7 +1,7 @@
 //! The execution providers of a session on a GPU: CUDA's, preceded by TensorRT's if the model asks for it. They are separate
 //! libraries beside ONNX Runtime's (`pip install onnxruntime-gpu`), loaded together with a model.
 //!
-//! The options are those of Triton's backend for ONNX Runtime: `optimization.execution_accelerators` with
+//! The options have the names of Triton's backend for ONNX Runtime: `optimization.execution_accelerators` with
 //! `gpu_execution_accelerator` of the names `tensorrt` and `cuda`, and parameters of the model for the CUDA provider. Options
 //! with a provider's own names are passed on unchanged, except for those that select the device or stream.
 //!
@@ -65,18 +65,19 @@ pub(super) fn of(config: &ModelConfig) -> Result<Vec<Provider>, String> {
 
 /// Returns the providers of a model on processors: OpenVINO, with its option names. An unusable provider is an error.
 pub(super) fn of_processors(config: &ModelConfig) -> Vec<ExecutionProviderDispatch> {
-    let owned = |given: Vec<(&str, &str)>| -> Vec<(String, String)> {
-        given.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
-    };
-    let accelerators = config.cpu_accelerators().filter(|(name, _)| *name == "openvino");
-    let dispatch = |(_, given)| with_options(OpenVINO::default(), &owned(given)).build().error_on_failure();
-    accelerators.map(dispatch).collect()
+    let mut providers = Vec::new();
+    for (_, given) in config.cpu_accelerators().filter(|(name, _)| *name == "openvino") {
+        let options: Vec<(String, String)> =
+            given.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+        providers.push(with_options(OpenVINO::default(), &options).build().error_on_failure());
+    }
+    providers
 }
 
 /// Converts an option of the CUDA provider. Triton's numbers for the search and the strategy become the provider's words.
 fn cuda_option(key: &str, value: &str) -> Result<(String, String), String> {
     let one_of = |words: &[&str]| {
-        let number = value.parse().ok().and_then(|number: usize| words.get(number).copied());
+        let number = value.parse::<usize>().ok().and_then(|number| words.get(number).copied());
         let word = words.iter().copied().find(|word| word.eq_ignore_ascii_case(value));
         number.or(word).map(str::to_owned).ok_or_else(|| {
             format!("'{key}' is '{value}'; allowed are 0 to {} and {}", words.len() - 1, words.join(", "))
@@ -143,16 +144,17 @@ pub(super) fn drop_graphs(providers: &mut [Provider]) -> bool {
 /// The stream lives until the sessions created with them are dropped.
 pub(super) unsafe fn dispatches(providers: &[Provider], stream: usize) -> Vec<ExecutionProviderDispatch> {
     let stream = std::ptr::with_exposed_provenance_mut(stream);
-    let dispatch = |provider: &Provider| {
+    let mut dispatches = Vec::with_capacity(providers.len());
+    for provider in providers {
         let built = match provider.is_tensorrt {
             // SAFETY: the caller guarantees it.
             true => with_options(unsafe { TensorRT::default().with_compute_stream(stream) }, &provider.options).build(),
             // SAFETY: as above.
             false => with_options(unsafe { CUDA::default().with_compute_stream(stream) }, &provider.options).build(),
         };
-        built.error_on_failure()
-    };
-    providers.iter().map(dispatch).collect()
+        dispatches.push(built.error_on_failure());
+    }
+    dispatches
 }
 
 fn with_options<P: ArbitrarilyConfigurableExecutionProvider + Sized>(provider: P, options: &[(String, String)]) -> P {
@@ -176,20 +178,22 @@ mod tests {
     }
 
     fn accelerator(name: &str, parameters: &[(&str, &str)]) -> String {
-        let parameter = |(key, value): &(&str, &str)| format!("parameters {{ key: '{key}' value: '{value}' }} ");
-        let parameters: String = parameters.iter().map(parameter).collect();
+        let parameters: String =
+            parameters.iter().map(|(key, value)| format!("parameters {{ key: '{key}' value: '{value}' }} ")).collect();
         format!(
             "optimization {{ execution_accelerators {{ gpu_execution_accelerator: [ {{ name: '{name}' {parameters} }} ] }} }}"
         )
     }
 
     fn shown(providers: &[Provider]) -> Vec<String> {
-        let option = |(key, value): &(String, String)| format!(" {key}={value}");
-        let show = |provider: &Provider| {
-            let name = if provider.is_tensorrt { "tensorrt" } else { "cuda" };
-            name.to_owned() + &provider.options.iter().map(option).collect::<String>()
-        };
-        providers.iter().map(show).collect()
+        providers
+            .iter()
+            .map(|provider| {
+                let name = if provider.is_tensorrt { "tensorrt" } else { "cuda" };
+                name.to_owned()
+                    + &provider.options.iter().map(|(key, value)| format!(" {key}={value}")).collect::<String>()
+            })
+            .collect()
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! Client memory on devices: used in place, copied between devices, joined, or invalid.
 
-use std::sync::Mutex;
-
+use parking_lot::Mutex;
 use pharos_backend::ReceivedPiece;
 
 use super::*;
@@ -13,10 +12,11 @@ fn memory_on_the_instances_device_is_used_in_place() {
     let mut world = on(&fake, &add_sub("TYPE_FP32")).unwrap();
     let content = [floats(&[1., 2., 10., 20.]), vec![0; 48]].concat();
     let (address, handle) = fake.share(0, &content);
-    world.cuda_region(1, (3, handle), 64);
-    let (left, right) = ([Part::Region(1, 0, 8)], [Part::Region(1, 8, 8)]);
+    world.cuda_region(1, 3, handle, 64);
+    let left = [Part::Region(1, 0, 8)];
+    let right = [Part::Region(1, 8, 8)];
     let placed = [to(0, 0, 1, 32, 8), to(0, 1, 1, 48, 8)];
-    let execute = world.frame((DataType::Fp32, 2), &[&left, &right], &placed);
+    let execute = world.frame(DataType::Fp32, 2, &[&left, &right], &placed);
     let (done, _) = world.run(&execute);
     assert!(done.error.is_none() && done.failed.is_empty() && done.outputs.iter().all(|block| block.in_client_memory));
     let seen = fake.content(address);
@@ -27,11 +27,11 @@ fn memory_on_the_instances_device_is_used_in_place() {
     }
     // An output over an input goes through a buffer, so that no written byte is read as input.
     let placed = [to(0, 0, 1, 0, 8), to(0, 1, 1, 8, 8)];
-    let execute = world.frame((DataType::Fp32, 2), &[&left, &right], &placed);
+    let execute = world.frame(DataType::Fp32, 2, &[&left, &right], &placed);
     assert!(world.run(&execute).0.failed.is_empty());
     assert_eq!(fake.content(address)[..16], floats(&[11., 22., -9., -18.]));
     // Too little room fails the request without an error of the device.
-    let execute = world.frame((DataType::Fp32, 2), &[&left, &right], &[to(0, 0, 1, 32, 4)]);
+    let execute = world.frame(DataType::Fp32, 2, &[&left, &right], &[to(0, 0, 1, 32, 4)]);
     let (done, _) = world.run(&execute);
     assert!(done.failed[0].1.message.contains("(4 bytes) should be at least 8 bytes"));
     assert_eq!(fake.open_count(), 1);
@@ -45,9 +45,10 @@ fn memory_that_is_not_aligned_is_copied_on_the_device() {
     let mut world = on(&fake, &add_sub("TYPE_FP32")).unwrap();
     let content = [vec![9], floats(&[1., 2., 10., 20.]), vec![0; 47]].concat();
     let (address, handle) = fake.share(0, &content);
-    world.cuda_region(1, (3, handle), 64);
-    let (left, right) = ([Part::Region(1, 1, 8)], [Part::Region(1, 9, 8)]);
-    let execute = world.frame((DataType::Fp32, 2), &[&left, &right], &[to(0, 0, 1, 33, 8), to(0, 1, 1, 42, 8)]);
+    world.cuda_region(1, 3, handle, 64);
+    let left = [Part::Region(1, 1, 8)];
+    let right = [Part::Region(1, 9, 8)];
+    let execute = world.frame(DataType::Fp32, 2, &[&left, &right], &[to(0, 0, 1, 33, 8), to(0, 1, 1, 42, 8)]);
     let (done, _) = world.run(&execute);
     assert_eq!((done.error, done.failed.len()), (None, 0));
     let seen = fake.content(address);
@@ -61,14 +62,14 @@ fn memory_of_another_device_is_copied_between_devices() {
     let fake = fake();
     let mut world = on(&fake, &identity("TYPE_FP32")).unwrap();
     let (theirs, handle) = fake.share(1, &[floats(&[5., 6.]), vec![0; 8]].concat());
-    world.cuda_region(1, (0, handle), 16);
-    let execute = world.frame((DataType::Fp32, 2), &[&[Part::Region(1, 0, 8)]], &[to(0, 0, 1, 8, 8)]);
+    world.cuda_region(1, 0, handle, 16);
+    let execute = world.frame(DataType::Fp32, 2, &[&[Part::Region(1, 0, 8)]], &[to(0, 0, 1, 8, 8)]);
     assert_eq!(world.run(&execute).0.error, None);
     assert_eq!(fake.content(theirs)[8..], floats(&[5., 6.]));
     assert_eq!((fake.count("copy_peer"), fake.count("upload"), fake.count("download")), (2, 0, 0));
     // A device that is not visible to the process.
-    world.cuda_region(2, (7, handle), 16);
-    let execute = world.frame((DataType::Fp32, 2), &[&[Part::Region(2, 0, 8)]], &[]);
+    world.cuda_region(2, 7, handle, 16);
+    let execute = world.frame(DataType::Fp32, 2, &[&[Part::Region(2, 0, 8)]], &[]);
     let (done, _) = world.run(&execute);
     let text = "shared memory region 'c2' cannot be used: it is on GPU 7, which is not visible to an instance on GPU 3; \
                 visible: [3, 0]";
@@ -79,15 +80,16 @@ fn memory_of_another_device_is_copied_between_devices() {
 fn a_batch_is_joined_on_the_device() {
     let fake = fake();
     let mut world = on(&fake, &add_sub("TYPE_FP32")).unwrap();
-    let (own, other) = (fake.share(0, &floats(&[1., 2., 3., 4.])), fake.share(1, &floats(&[5., 6., 7., 8.])));
+    let own = fake.share(0, &floats(&[1., 2., 3., 4.]));
+    let other = fake.share(1, &floats(&[5., 6., 7., 8.]));
     let system = world.region(3, &floats(&[9., 10.]));
-    world.cuda_region(1, (3, own.1), 16);
-    world.cuda_region(2, (0, other.1), 16);
-    world.cuda_region(4, (3, [0xff; CUDA_HANDLE]), 16);
+    world.cuda_region(1, 3, own.1, 16);
+    world.cuda_region(2, 0, other.1, 16);
+    world.cuda_region(4, 3, [0xff; CUDA_HANDLE], 16);
     let here = floats(&[11., 12.]);
     let (left, right) = mixed(&here);
     let placed = [to(2, 0, 2, 8, 8), to(4, 1, 1, 0, 8)];
-    let execute = world.frame((DataType::Fp32, 2), &[&left, &right], &placed);
+    let execute = world.frame(DataType::Fp32, 2, &[&left, &right], &placed);
     let (done, read) = world.run(&execute);
     assert_eq!(done.failed.iter().map(|(request, _)| *request).collect::<Vec<_>>(), [3]);
     // In the first output, the third request's rows are on a device; the others are together here.
@@ -111,12 +113,12 @@ fn the_rows_of_each_request_are_written_to_its_memory() {
         let fake = fake();
         let mut world = on(&fake, &config).unwrap();
         let (address, handle) = fake.share(0, &[0; 128]);
-        world.cuda_region(1, (3, handle), 128);
+        world.cuda_region(1, 3, handle, 128);
         let data = floats(&values);
         let parts = [0..8, 8..24, 24..32, 32..56].map(|range| Part::Arena(&data[range]));
         // One place is too small, and one is also used by another request: both are handled after the batch.
         let placed = [to(0, 0, 1, 4, 8), to(1, 0, 1, 64, 8), to(2, 0, 1, 8, 8), to(3, 0, 1, 96, 24)];
-        let mut execute = world.frame((DataType::Fp32, 2), &[&parts], &placed);
+        let mut execute = world.frame(DataType::Fp32, 2, &[&parts], &placed);
         execute.requests.iter_mut().zip(rows).for_each(|(request, rows)| request.rows = rows);
         execute.inputs[0].shape = vec![7, 2];
         let (done, read) = world.run(&execute);
@@ -130,8 +132,12 @@ fn the_rows_of_each_request_are_written_to_its_memory() {
         let text = "shared memory size specified with the request for output 'Y' (8 bytes) should be at least 16 bytes to hold \
                     the results";
         assert_eq!(why, [(1, text)]);
-        let placed = done.outputs.iter().filter(|block| block.in_client_memory);
-        let placed: Vec<_> = placed.map(|block| (block.requests.clone(), block.shape.clone(), block.len)).collect();
+        let placed: Vec<_> = done
+            .outputs
+            .iter()
+            .filter(|block| block.in_client_memory)
+            .map(|block| (block.requests.clone(), block.shape.clone(), block.len))
+            .collect();
         assert_eq!(placed, [(vec![0], vec![1, 2], 8), (vec![3], vec![3, 2], 24)]);
         assert_eq!((read[0].requests.as_slice(), read[0].data.len()), ([1, 2].as_slice(), 24));
         let seen = fake.content(address);
@@ -146,7 +152,7 @@ fn outputs_not_split_by_rows_go_through_the_arena() {
     let fake = fake();
     let mut world = on(&fake, &identity("TYPE_FP32")).unwrap();
     let (address, handle) = fake.share(0, &[0; 32]);
-    world.cuda_region(1, (3, handle), 32);
+    world.cuda_region(1, 3, handle, 32);
     let data = floats(&[1., 2., 3.]);
     for requests in [1, 2] {
         // Of two requests, the first has one element and the second two.
@@ -157,7 +163,7 @@ fn outputs_not_split_by_rows_go_through_the_arena() {
         };
         let placed: Vec<_> =
             (0u32..).zip([(0, 12), (16, 8)]).take(requests).map(|(at, (from, len))| to(at, 0, 1, from, len)).collect();
-        let mut execute = world.frame((DataType::Fp32, 1), &[&parts], &placed);
+        let mut execute = world.frame(DataType::Fp32, 1, &[&parts], &placed);
         execute.inputs[0].shape = vec![3];
         execute.elements = vec![(0, if requests == 1 { vec![3] } else { vec![1, 2] })];
         let (done, read) = world.run(&execute);
@@ -174,8 +180,8 @@ fn backends_without_device_memory_get_copies() {
     let cuda = Cuda::with(Box::new(fake.clone()), None);
     let mut world = load_on(&identity("TYPE_FP32"), &[], cuda).unwrap();
     let (address, handle) = fake.share(1, &[floats(&[5., 6.]), vec![0; 8]].concat());
-    world.cuda_region(1, (1, handle), 16);
-    let execute = world.frame((DataType::Fp32, 2), &[&[Part::Region(1, 0, 8)]], &[to(0, 0, 1, 8, 8)]);
+    world.cuda_region(1, 1, handle, 16);
+    let execute = world.frame(DataType::Fp32, 2, &[&[Part::Region(1, 0, 8)]], &[to(0, 0, 1, 8, 8)]);
     assert_eq!(world.run(&execute).0.error, None);
     assert_eq!(fake.content(address)[8..], floats(&[5., 6.]));
     assert_eq!((fake.count("read"), fake.count("write"), fake.count("stream")), (1, 1, 0));
@@ -195,7 +201,7 @@ impl Backend for Keeper {
 
     fn execute(&mut self, batch: &Batch<'_>, _: &mut Outputs<'_>) -> Result<(), InferError> {
         let pieces = (0..batch.inputs[0].pieces.len()).map(|piece| batch.received_piece(0, piece).unwrap());
-        self.0.lock().unwrap().extend(pieces);
+        self.0.lock().extend(pieces);
         assert!(batch.received_piece(0, batch.requests.len()).is_none());
         Ok(())
     }
@@ -206,14 +212,16 @@ fn pieces_stay_valid_after_the_batch_and_the_regions_are_gone() {
     let fake = fake();
     let mut world = on(&fake, &identity("TYPE_FP32")).unwrap();
     let pieces = Arc::new(Mutex::new(Vec::new()));
-    let (config, runtime) = (world.instance.config.clone(), world.instance.runtime.clone());
+    let config = world.instance.config.clone();
+    let runtime = world.instance.runtime.clone();
     let regions = world.instance.regions.clone();
     world.instance = Instance::new(Box::new(Keeper(pieces.clone())), config, runtime.clone(), regions.clone());
-    let (own, other) = (fake.share(0, &floats(&[1., 2., 3., 4.])), fake.share(1, &floats(&[5., 6.])));
+    let own = fake.share(0, &floats(&[1., 2., 3., 4.]));
+    let other = fake.share(1, &floats(&[5., 6.]));
     let system = world.region(3, &floats(&[9., 10.]));
-    world.cuda_region(1, (3, own.1), 16);
-    world.cuda_region(2, (0, other.1), 8);
-    world.cuda_region(4, (3, [0xff; CUDA_HANDLE]), 16);
+    world.cuda_region(1, 3, own.1, 16);
+    world.cuda_region(2, 0, other.1, 8);
+    world.cuda_region(4, 3, [0xff; CUDA_HANDLE], 16);
     let here = floats(&[11., 12.]);
     let parts = [
         Part::Region(1, 8, 8),
@@ -222,7 +230,7 @@ fn pieces_stay_valid_after_the_batch_and_the_regions_are_gone() {
         Part::Region(4, 0, 8),
         Part::Region(3, 0, 8),
     ];
-    let execute = world.frame((DataType::Fp32, 2), &[&parts], &[]);
+    let execute = world.frame(DataType::Fp32, 2, &[&parts], &[]);
     let (done, _) = world.run(&execute);
     assert_eq!(done.error, None);
     assert_eq!(done.failed.iter().map(|(request, _)| *request).collect::<Vec<_>>(), [3]);
@@ -230,7 +238,7 @@ fn pieces_stay_valid_after_the_batch_and_the_regions_are_gone() {
     regions.table_mut().unmap(&[1, 2, 3, 4]);
     assert_eq!((fake.open_count(), fake.count("read"), fake.count("upload")), (2, 0, 0));
     let mut seen = Vec::new();
-    for piece in pieces.lock().unwrap().iter() {
+    for piece in pieces.lock().iter() {
         match piece {
             ReceivedPiece::Host(bytes) => seen.push((None, bytes.to_vec())),
             ReceivedPiece::Device(kept) => {
@@ -240,7 +248,7 @@ fn pieces_stay_valid_after_the_batch_and_the_regions_are_gone() {
     }
     let expected = [(Some(0), [3., 4.]), (None, [11., 12.]), (Some(1), [5., 6.]), (None, [0., 0.]), (None, [9., 10.])];
     assert_eq!(seen, expected.map(|(device, values)| (device, floats(&values))));
-    pieces.lock().unwrap().clear();
+    pieces.lock().clear();
     assert_eq!(fake.open_count(), 0);
     let gone = runtime.fetch(DeviceMemory::new(0, 1, 8)).err().unwrap();
     assert!(gone.message.starts_with("cannot copy memory of device 0: "), "{}", gone.message);

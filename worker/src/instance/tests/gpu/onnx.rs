@@ -24,16 +24,18 @@ struct Model {
 impl Model {
     fn new(nodes: &[Node<'_>], inputs: &Tensors<'_>, outputs: &Tensors<'_>) -> Self {
         let all = |kind: &str, tensors: &Tensors<'_>| -> String {
-            let one = |(name, columns): &(&str, i64)| {
-                let datatype = match name.split_once('_') {
-                    Some(("BOOL", _)) => "TYPE_BOOL",
-                    Some(("TEXT", _)) => "TYPE_STRING",
-                    Some(("FLOAT", _)) => "TYPE_FP32",
-                    _ => "TYPE_INT64",
-                };
-                format!("{kind} {{ name: '{name}' data_type: {datatype} dims: [{columns}] }} ")
-            };
-            tensors.iter().map(one).collect()
+            tensors
+                .iter()
+                .map(|(name, columns)| {
+                    let datatype = match name.split_once('_') {
+                        Some(("BOOL", _)) => "TYPE_BOOL",
+                        Some(("TEXT", _)) => "TYPE_STRING",
+                        Some(("FLOAT", _)) => "TYPE_FP32",
+                        _ => "TYPE_INT64",
+                    };
+                    format!("{kind} {{ name: '{name}' data_type: {datatype} dims: [{columns}] }} ")
+                })
+                .collect()
         };
         let tensors = all("input", inputs) + &all("output", outputs);
         let config = format!("backend: 'onnxruntime' max_batch_size: 8 {tensors}");
@@ -72,8 +74,10 @@ fn results_of_the_device_equal_those_of_the_processor() {
         return;
     }
     for columns in [2, -1] {
-        let (fake, mut dice) = (Fake::new(1), Dice(3));
-        let (mut there, mut here) = (both(columns).on(&fake).unwrap(), both(columns).on_processors());
+        let fake = Fake::new(1);
+        let mut dice = Dice(3);
+        let mut there = both(columns).on(&fake).unwrap();
+        let mut here = both(columns).on_processors();
         assert!(
             there.instance.loaded().engine.ends_with(" on CUDA") && !here.instance.loaded().engine.contains("CUDA")
         );
@@ -122,15 +126,17 @@ fn client_memory_on_the_device_is_used_in_place() {
         let fake = Fake::new(1);
         let mut world = both(2).on(&fake).unwrap();
         let mut content = vec![0; 1024];
-        let (left, right) = (bytes(&[3, 4]), bytes(&[10, 20]));
+        let left = bytes(&[3, 4]);
+        let right = bytes(&[10, 20]);
         content[by..by + 16].copy_from_slice(&left);
         content[256 + by..272 + by].copy_from_slice(&right);
         let (address, handle) = fake.share(0, &content);
-        world.cuda_region(1, (3, handle), 1024);
+        world.cuda_region(1, 3, handle, 1024);
         let at = by as u64;
-        let (left, right) = ([Part::Region(1, at, 16)], [Part::Region(1, 256 + at, 16)]);
+        let left = [Part::Region(1, at, 16)];
+        let right = [Part::Region(1, 256 + at, 16)];
         let placed = [to(0, 0, 1, 512 + at, 16), to(0, 1, 1, 768 + at, 16)];
-        let execute = world.frame((DataType::Int64, 2), &[&left, &right], &placed);
+        let execute = world.frame(DataType::Int64, 2, &[&left, &right], &placed);
         let (done, _) = world.run(&execute);
         assert!(
             done.error.is_none() && done.failed.is_empty() && done.outputs.iter().all(|block| block.in_client_memory)
@@ -146,7 +152,7 @@ fn client_memory_on_the_device_is_used_in_place() {
             assert_eq!(fake.count(call), 0, "{call}");
         }
         // An output over an input goes through a buffer.
-        let execute = world.frame((DataType::Int64, 2), &[&left, &right], &[to(0, 0, 1, at, 16)]);
+        let execute = world.frame(DataType::Int64, 2, &[&left, &right], &[to(0, 0, 1, at, 16)]);
         assert!(world.run(&execute).0.failed.is_empty());
         assert_eq!(numbers(&fake.content(address)[by..by + 16]), [13, 24]);
     }
@@ -159,14 +165,15 @@ fn a_batch_is_joined_on_the_device() {
     }
     let fake = Fake::new(2);
     let mut world = both(2).on(&fake).unwrap();
-    let (own, other) = (fake.share(0, &bytes(&[1, 2, 3, 4])), fake.share(1, &bytes(&[5, 6, 0, 0])));
+    let own = fake.share(0, &bytes(&[1, 2, 3, 4]));
+    let other = fake.share(1, &bytes(&[5, 6, 0, 0]));
     let _system = world.region(3, &bytes(&[9, 10]));
-    world.cuda_region(1, (3, own.1), 32);
-    world.cuda_region(2, (0, other.1), 32);
-    world.cuda_region(4, (3, [0xff; CUDA_HANDLE]), 32);
+    world.cuda_region(1, 3, own.1, 32);
+    world.cuda_region(2, 0, other.1, 32);
+    world.cuda_region(4, 3, [0xff; CUDA_HANDLE], 32);
     let here = bytes(&[11, 12]);
     let (left, right) = mixed(&here);
-    let execute = world.frame((DataType::Int64, 2), &[&left, &right], &[to(2, 0, 2, 16, 16)]);
+    let execute = world.frame(DataType::Int64, 2, &[&left, &right], &[to(2, 0, 2, 16, 16)]);
     let (done, read) = world.run(&execute);
     assert_eq!((done.error, done.failed.len(), done.failed[0].0), (None, 1, 3));
     // The third request's rows were written to client memory; the others are together here.
@@ -201,8 +208,8 @@ fn unsupported_tensors_go_through_the_processs_memory() {
     // In a client's device memory: copied to the process.
     let mut world = Model::new(&nodes[1..2], &[("BOOL_IN", 2)], &[("BOOL_NOT", 2)]).on(&fake).unwrap();
     let (address, handle) = fake.share(0, &[0, 9, 5, 5]);
-    world.cuda_region(1, (3, handle), 4);
-    let execute = world.frame((DataType::Bool, 2), &[&[Part::Region(1, 0, 2)]], &[to(0, 0, 1, 2, 2)]);
+    world.cuda_region(1, 3, handle, 4);
+    let execute = world.frame(DataType::Bool, 2, &[&[Part::Region(1, 0, 2)]], &[to(0, 0, 1, 2, 2)]);
     assert!(world.run(&execute).0.failed.is_empty());
     assert_eq!((fake.content(address), fake.count("read")), (vec![0, 9, 1, 0], 1));
 }
@@ -216,9 +223,9 @@ fn an_input_returned_by_the_graph_goes_through_the_processs_memory() {
     let model = Model::new(&[("Add", &["A", "B"], &["SUM"])], &[("A", 2), ("B", 2)], &[("A", 2), ("SUM", 2)]);
     let mut world = model.on(&fake).unwrap();
     let (_, handle) = fake.share(0, &bytes(&[3, 4]));
-    world.cuda_region(1, (3, handle), 16);
+    world.cuda_region(1, 3, handle, 16);
     let here = bytes(&[10, 20]);
-    let execute = world.frame((DataType::Int64, 2), &[&[Part::Region(1, 0, 16)], &[Part::Arena(&here)]], &[]);
+    let execute = world.frame(DataType::Int64, 2, &[&[Part::Region(1, 0, 16)], &[Part::Arena(&here)]], &[]);
     let (done, read) = world.run(&execute);
     assert_eq!(done.error, None);
     let read: BTreeMap<u16, Vec<i64>> = read.iter().map(|read| (read.output, numbers(&read.data))).collect();

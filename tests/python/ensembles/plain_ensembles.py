@@ -1,9 +1,11 @@
-"""Configurations of models of the builtin backend, from VALUE to SUM, and of ensembles of them."""
+"""Configurations of models with one function, from VALUE to SUM, and of ensembles of them."""
+
+from harness.generate import backend_of
 
 
 def plain(name: str, function: str, more: str = "") -> str:
     """Returns a model from VALUE to SUM without sequences."""
-    return f"""name: "{name}" backend: "builtin" max_batch_size: 4
+    return f"""name: "{name}" backend: "{backend_of(function)}" max_batch_size: 4
 input [ {{ name: "VALUE" data_type: TYPE_INT32 dims: [ 1 ] }} ]
 output [ {{ name: "SUM" data_type: TYPE_INT32 dims: [ 1 ] }} ]
 parameters {{ key: "function" value {{ string_value: "{function}" }} }}

@@ -21,24 +21,26 @@
 //!
 //! The requests of a batch are answered in turn: the first response of each, the second of each, and so on.
 
-use std::thread;
+use std::ops::Range;
 use std::time::Duration;
 
 use pharos::error::{ErrorCode, InferError};
 use pharos::infer::Parameter;
 use pharos::tensor::DataType;
-use pharos_backend::runtime::clock;
-use pharos_backend::{Batch, Context, Input, Outputs, load_error, run_error};
+use pharos_backend::{Backend, Batch, Context, Input, Outputs, load_error, run_error};
 
-use super::delay::CHECK_INTERVAL;
+use crate::{number, wait};
 
 /// Responds once for each element.
-pub(super) struct Repeat {
+pub(crate) struct Repeat {
+    /// The position of `OUT` in the configuration.
     out: usize,
+    /// The position of `IDX` in the configuration.
     index: Option<usize>,
     copies: usize,
-    last_alone: bool,
-    parameters: bool,
+    /// Whether an empty response follows the last one.
+    ends_empty: bool,
+    has_parameters: bool,
     sequence: Option<i64>,
     batches: bool,
     error_at: Option<u64>,
@@ -46,77 +48,87 @@ pub(super) struct Repeat {
     crash_at: Option<u64>,
 }
 
+/// The rows of one request in the input of the batch.
+struct Part<'a> {
+    input: &'a Input<'a>,
+    /// The size of an element in bytes.
+    size: usize,
+    /// The number of elements in a row.
+    count: usize,
+    rows: Range<usize>,
+}
+
 impl Repeat {
     /// Finds the tensors in the configuration.
     ///
     /// # Errors
     /// A tensor is missing, or a parameter is not a number.
-    pub(super) fn create(context: &Context<'_>) -> Result<Self, InferError> {
+    pub(crate) fn new(context: &Context<'_>) -> Result<Self, InferError> {
         let config = context.config;
         let output = |name: &str| config.outputs.iter().position(|output| output.name == name);
-        let text = |name: &str| config.parameters.get(name).map(String::as_str);
-        let number = |name: &str| {
-            let wrong = |text| load_error(format!("parameter '{name}' is '{text}'; it must be a whole number"));
-            text(name).map(|text| text.parse::<u64>().map_err(|_| wrong(text))).transpose()
-        };
+        let parameter = |name: &str| config.parameters.get(name).map(String::as_str);
         if !config.inputs.iter().any(|input| input.name == "IN" && input.datatype != DataType::Bytes) {
             return Err(load_error("repeat needs an input 'IN' of a datatype of fixed size"));
         }
         Ok(Self {
             out: output("OUT").ok_or_else(|| load_error("repeat needs an output 'OUT'"))?,
             index: output("IDX"),
-            copies: usize::try_from(number("copies")?.unwrap_or(1)).unwrap_or(1),
-            last_alone: text("final") != Some("with"),
-            parameters: text("parameters") == Some("true"),
-            sequence: number("sequence")?.map(u64::cast_signed),
+            copies: usize::try_from(number(context, "copies")?.unwrap_or(1)).unwrap_or(1),
+            ends_empty: parameter("final") != Some("with"),
+            has_parameters: parameter("parameters") == Some("true"),
+            sequence: number(context, "sequence")?.map(u64::cast_signed),
             batches: config.max_batch_size > 0,
-            error_at: number("error_at")?,
-            fail_at: number("fail_at")?,
-            crash_at: number("crash_at")?,
+            error_at: number(context, "error_at")?,
+            fail_at: number(context, "fail_at")?,
+            crash_at: number(context, "crash_at")?,
         })
     }
+}
 
-    /// Answers the requests of a batch.
-    ///
-    /// # Errors
-    /// There is no input to repeat, or no memory for outputs.
-    pub(super) fn execute(&self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
-        let input = |name: &str| batch.inputs.iter().find(|input| input.name == name);
-        let element = input("IN").ok_or_else(|| run_error("repeat needs its input 'IN'"))?;
-        let rows = usize::try_from(batch.rows()).unwrap_or(1).max(1);
-        let rows = if self.batches { rows } else { 1 };
-        let size = element.datatype.size().ok_or_else(|| run_error("repeat does not support BYTES"))?;
-        let count = element.data.len() / size / rows;
+impl Backend for Repeat {
+    fn engine(&self) -> String {
+        crate::engine()
+    }
+
+    fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
+        let find = |name: &str| batch.inputs.iter().find(|input| input.name == name);
+        let input = find("IN").ok_or_else(|| run_error("repeat needs its input 'IN'"))?;
+        let size = input.datatype.size().ok_or_else(|| run_error("repeat does not support BYTES"))?;
+        let rows = if self.batches { usize::try_from(batch.rows()).unwrap_or(1).max(1) } else { 1 };
+        let count = input.data.len() / size / rows;
         outputs.inputs_ready();
-        let mut live: Vec<bool> = vec![true; batch.requests.len()];
+        let mut is_open: Vec<bool> = vec![true; batch.requests.len()];
         for number in 0..count {
-            wait(milliseconds(input("DELAY"), number), batch);
+            wait(milliseconds(find("DELAY"), number), batch);
             let mut row = 0;
             for (position, request) in batch.requests.iter().enumerate() {
-                let rows_here = if self.batches { request.rows as usize } else { 1 };
-                if live[position] {
-                    let piece = Piece { input: element, size, count, rows: row..row + rows_here };
-                    live[position] = self.answer(batch, outputs, (position, number), &piece)?;
+                let rows_of_request = if self.batches { request.rows as usize } else { 1 };
+                if is_open[position] {
+                    let part = Part { input, size, count, rows: row..row + rows_of_request };
+                    is_open[position] = self.respond(batch, outputs, position, number, &part)?;
                 }
-                row += rows_here;
+                row += rows_of_request;
             }
         }
-        for position in (0..batch.requests.len()).filter(|position| live[*position]) {
-            if self.last_alone || count == 0 {
+        for position in (0..batch.requests.len()).filter(|position| is_open[*position]) {
+            if self.ends_empty || count == 0 {
                 outputs.finish(position)?;
             }
         }
-        wait(milliseconds(input("WAIT"), 0), batch);
+        wait(milliseconds(find("WAIT"), 0), batch);
         Ok(())
     }
+}
 
-    /// Sends one response to one request. Returns whether more may follow.
-    fn answer(
+impl Repeat {
+    /// Sends the response with this number to one request. Returns whether more may follow.
+    fn respond(
         &self,
         batch: &Batch<'_>,
         outputs: &mut Outputs<'_>,
-        (position, number): (usize, usize),
-        piece: &Piece<'_>,
+        position: usize,
+        number: usize,
+        part: &Part<'_>,
     ) -> Result<bool, InferError> {
         let index = Some(number as u64);
         if index == self.crash_at {
@@ -136,49 +148,40 @@ impl Repeat {
             response.send_error(run_error(format!("requested error at response {number}")))?;
             return Ok(true);
         }
-        let rows = self.batches.then_some(piece.rows.len() as i64);
+        let rows = self.batches.then_some(part.rows.len() as i64);
         let shape = |dims: i64| rows.into_iter().chain([dims]).collect::<Vec<i64>>();
         if batch.wants(self.out) {
-            let shape = shape(i64::try_from(self.copies).unwrap_or(i64::MAX));
-            let out = response.allocate_fixed(self.out, piece.input.datatype, &shape)?;
-            piece.copy(number, self.copies, out);
+            let copies = i64::try_from(self.copies).unwrap_or(i64::MAX);
+            let out = response.allocate_fixed(self.out, part.input.datatype, &shape(copies))?;
+            part.copy(number, self.copies, out);
         }
         if let Some(output) = self.index.filter(|output| batch.wants(*output)) {
             let out = response.allocate_fixed(output, DataType::Uint32, &shape(1))?;
-            let (elements, _) = out.as_chunks_mut();
-            elements.fill(u32::try_from(number).unwrap_or(u32::MAX).to_le_bytes());
+            out.as_chunks_mut().0.fill(u32::try_from(number).unwrap_or(u32::MAX).to_le_bytes());
         }
-        if self.parameters {
+        if self.has_parameters {
             response.parameter("index", Parameter::Int(i64::try_from(number).unwrap_or(i64::MAX)));
         }
+        let is_last = number + 1 == part.count;
         if let Some(id) = self.sequence {
             response.parameter("sequence_id", Parameter::Int(id));
             response.parameter("sequence_start", Parameter::Bool(number == 0));
-            response.parameter("sequence_end", Parameter::Bool(number + 1 == piece.count));
+            response.parameter("sequence_end", Parameter::Bool(is_last));
         }
-        if !self.last_alone && number + 1 == piece.count {
+        if is_last && !self.ends_empty {
             response.send_last()?;
             return Ok(false);
         }
-        response.send().map(|()| true)
+        response.send()?;
+        Ok(true)
     }
 }
 
-/// The rows of one request in the input of the batch.
-struct Piece<'a> {
-    input: &'a Input<'a>,
-    /// The size of an element in bytes.
-    size: usize,
-    /// The number of elements in a row.
-    count: usize,
-    rows: std::ops::Range<usize>,
-}
-
-impl Piece<'_> {
+impl Part<'_> {
     /// Writes the element with this number of each row `copies` times.
     fn copy(&self, number: usize, copies: usize, out: &mut [u8]) {
-        let per_row = (copies * self.size).max(1);
-        for (row, out) in self.rows.clone().zip(out.chunks_mut(per_row)) {
+        let bytes_per_row = (copies * self.size).max(1);
+        for (row, out) in self.rows.clone().zip(out.chunks_mut(bytes_per_row)) {
             let start = (row * self.count + number) * self.size;
             let element = self.input.data.get(start..start + self.size).unwrap_or_default();
             out.chunks_exact_mut(self.size).for_each(|place| place.copy_from_slice(element));
@@ -190,16 +193,4 @@ impl Piece<'_> {
 fn milliseconds(input: Option<&Input<'_>>, number: usize) -> Duration {
     let elements = input.map(|input| input.data.as_chunks::<4>().0).unwrap_or_default();
     Duration::from_millis(elements.get(number).map_or(0, |element| u64::from(u32::from_le_bytes(*element))))
-}
-
-/// Waits for this duration, or until the batch is cancelled.
-fn wait(duration: Duration, batch: &Batch<'_>) {
-    let end = clock::now() + duration;
-    loop {
-        let left = end - clock::now();
-        if left.is_zero() || batch.all_cancelled() {
-            return;
-        }
-        thread::sleep(left.min(CHECK_INTERVAL));
-    }
 }
