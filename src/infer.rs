@@ -82,16 +82,16 @@ pub struct InferRequest {
     pub sequence_end: bool,
     /// The tenant that the request belongs to.
     pub tenant: TenantId,
-    /// The trace that the client's `traceparent` names.
+    /// The trace of the client, which its `traceparent` names.
     pub trace: Option<TraceId>,
     /// Collects the stamps of the request if it is sampled for tracing.
     pub traced: Option<Traced>,
     /// Whether the client requests a final response without outputs if the last response of a decoupled model was not marked as
     /// the last (`triton_enable_empty_final_response`).
     pub empty_final_response: bool,
-    /// When the client leaves at its deadline (`grpc-timeout`): earlier than the deadline itself by the time that its call may have
-    /// taken to arrive.
-    pub deadline: Option<Instant>,
+    /// From when on a client that leaves does so at its deadline (`grpc-timeout`): earlier than the deadline itself by the time that
+    /// the call may have taken to arrive.
+    pub leaves_at: Option<Instant>,
     /// The stamps so far.
     pub timeline: Timeline,
 }

@@ -426,7 +426,7 @@ fn settings(
             default_max_batch_size: options.models.default_max_batch_size("onnxruntime"),
             mode: control_mode(options),
             on_demand: on_demand::settings(options, &devices),
-            model_policy: Arc::new(pharos_torchserve::Policy),
+            model_policy: Arc::new(pharos_torchserve::HandlerPolicy),
             at_start: match options.models.loads_all() {
                 true => loader::AtStart::All,
                 false => loader::AtStart::Named(options.models.load_model.clone()),

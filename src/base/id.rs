@@ -4,6 +4,7 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hash, Hasher};
+use std::num::NonZeroU128;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -90,12 +91,12 @@ impl fmt::Display for CorrelationId {
 
 /// The id of a trace (W3C Trace Context, `trace-id`): 16 bytes, not all zero. Displayed as 32 hexadecimal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct TraceId(u128);
+pub struct TraceId(NonZeroU128);
 
 impl TraceId {
     /// Creates a trace id from random bits; `None` for zero, which is not valid.
     pub fn new(bits: u128) -> Option<Self> {
-        (bits != 0).then_some(Self(bits))
+        NonZeroU128::new(bits).map(Self)
     }
 
     /// Parses the trace id of a `traceparent` header (W3C Trace Context, 3.2); `None` if the header is not valid.
@@ -105,7 +106,7 @@ impl TraceId {
 
     /// Returns the 16 bytes.
     pub fn to_bytes(self) -> [u8; 16] {
-        self.0.to_be_bytes()
+        self.0.get().to_be_bytes()
     }
 }
 

@@ -25,12 +25,39 @@ pub const MAX_WAITING: usize = 1 << 18;
 /// The number of bytes of request ids that may wait.
 const MAX_REQUEST_IDS: usize = 16 << 20;
 
-/// No writer.
-const OFF: u8 = 0;
-/// The writer sleeps; recording a sample wakes it.
-const ASLEEP: u8 = 1;
-/// The writer visits without being woken.
-const AWAKE: u8 = 2;
+/// The state of the writer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum WriterState {
+    /// There is no writer, or nothing to write.
+    Off,
+    /// The writer sleeps; recording a sample wakes it.
+    Asleep,
+    /// The writer visits without being woken.
+    Awake,
+}
+
+/// The current state of the writer.
+struct CurrentState(AtomicU8);
+
+impl CurrentState {
+    fn get(&self, order: Ordering) -> WriterState {
+        match self.0.load(order) {
+            state if state == WriterState::Asleep as u8 => WriterState::Asleep,
+            state if state == WriterState::Awake as u8 => WriterState::Awake,
+            _ => WriterState::Off,
+        }
+    }
+
+    fn set(&self, state: WriterState) {
+        self.0.store(state as u8, Ordering::Release);
+    }
+
+    /// Changes one state to another. Returns whether the writer was in the first one.
+    fn change(&self, from: WriterState, to: WriterState) -> bool {
+        self.0.compare_exchange(from as u8, to as u8, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+}
 
 /// One series in the journal.
 #[derive(Debug)]
@@ -121,7 +148,7 @@ type Waker = Box<dyn Fn() + Send + Sync>;
 /// The journal; see the head of the module.
 pub struct Journal {
     hostname: String,
-    state: AtomicU8,
+    state: CurrentState,
     /// Whether no sample is accepted until the next visit. A hint, to skip the lock; the queue decides.
     full: AtomicBool,
     /// Locked to push samples or to replace the queue by an empty one, never during I/O.
@@ -134,7 +161,7 @@ pub struct Journal {
 
 impl fmt::Debug for Journal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Journal").field("state", &self.state).finish_non_exhaustive()
+        f.debug_struct("Journal").field("state", &self.state.get(Ordering::Relaxed)).finish_non_exhaustive()
     }
 }
 
@@ -143,7 +170,7 @@ impl Journal {
     pub(super) fn new(hostname: &str) -> Self {
         Self {
             hostname: hostname.to_owned(),
-            state: AtomicU8::new(OFF),
+            state: CurrentState(AtomicU8::new(WriterState::Off as u8)),
             full: AtomicBool::new(false),
             queue: Mutex::default(),
             skipped: Default::default(),
@@ -168,26 +195,27 @@ impl Journal {
     pub(super) fn set_enabled(&self, enabled: bool) {
         self.enabled.store(enabled, Ordering::Release);
         let Some(wake) = self.waker.get() else { return };
-        self.state.store(if enabled { AWAKE } else { OFF }, Ordering::Release);
+        self.state.set(if enabled { WriterState::Awake } else { WriterState::Off });
         wake();
     }
 
     /// Returns whether a writer is attached and the definition contains logged metrics.
     pub fn is_enabled(&self) -> bool {
-        self.state.load(Ordering::Acquire) != OFF
+        self.state.get(Ordering::Acquire) != WriterState::Off
     }
 
     /// Wakes the writer because the cell of a counter has changed, or other data that the writer reads itself.
     pub(super) fn notify(&self) {
-        if self.state.load(Ordering::Relaxed) == ASLEEP {
+        if self.state.get(Ordering::Relaxed) == WriterState::Asleep {
             self.wake();
         }
     }
 
     #[cold]
     fn wake(&self) {
-        let woken = self.state.compare_exchange(ASLEEP, AWAKE, Ordering::AcqRel, Ordering::Relaxed);
-        if let (Ok(_), Some(wake)) = (woken, self.waker.get()) {
+        if self.state.change(WriterState::Asleep, WriterState::Awake)
+            && let Some(wake) = self.waker.get()
+        {
             wake();
         }
     }
@@ -199,7 +227,7 @@ impl Journal {
 
     /// Pushes the samples of one event.
     pub(super) fn push_all<'a>(&self, samples: impl Iterator<Item = (&'a Arc<Line>, f64)>, request_ids: &str) {
-        if self.state.load(Ordering::Relaxed) == OFF {
+        if self.state.get(Ordering::Relaxed) == WriterState::Off {
             return;
         }
         let mut samples = samples.peekable();
@@ -270,12 +298,12 @@ impl Journal {
     /// For the writer: it has no work and must be woken. It must check once more after a while before it relies on
     /// that, because a thread that recorded a sample just before may have seen it awake.
     pub fn sleep(&self) {
-        let _ = self.state.compare_exchange(AWAKE, ASLEEP, Ordering::AcqRel, Ordering::Relaxed);
+        self.state.change(WriterState::Awake, WriterState::Asleep);
     }
 
     /// Returns whether nothing was recorded since [`Journal::sleep`].
     pub fn is_asleep(&self) -> bool {
-        self.state.load(Ordering::Acquire) != AWAKE
+        self.state.get(Ordering::Acquire) != WriterState::Awake
     }
 
     /// Returns the number of samples of `file` that were skipped since the last call.

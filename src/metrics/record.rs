@@ -531,11 +531,10 @@ fn charge(series: &ModelSeries, tenant: TenantId, change: impl FnOnce(&Usage) + 
     });
 }
 
-/// Counts a response with data: `bytes` bytes of tensors, at the second time, to the request that began at the first.
+/// Counts a response with data: `bytes` bytes of tensors, at `now`, to a request that began at `started`.
 ///
 /// Call before the response is sent, and neither for errors nor for an empty response that only marks the end.
-pub fn stream_response(series: &ModelSeries, progress: &StreamProgress, times: (Instant, Instant), bytes: u64) {
-    let (started, now) = times;
+pub fn stream_response(series: &ModelSeries, progress: &StreamProgress, started: Instant, now: Instant, bytes: u64) {
     let previous = progress.advance(now);
     series.record(move |series| match previous {
         None => series.cells.streams.first_response(now.ns_since(started), bytes),

@@ -3,7 +3,7 @@
 //!
 //! A scheduler handles [`Ticket`]s, never tensors. It has no clock, thread or socket, so that every decision can be simulated
 //! in virtual time. It must answer each request exactly once: each enqueued request leaves in exactly one [`Action`], and
-//! comes back only through [`Scheduler::requeue`].
+//! comes back only through [`Scheduler::requeue`] or [`Scheduler::reschedule`].
 //!
 //! The driver's loop: report events, call [`Scheduler::poll_action`] until it returns `None`, then sleep until the next event
 //! or [`Scheduler::poll_timeout`], whichever is first; in the latter case call [`Scheduler::handle_timeout`].

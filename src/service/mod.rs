@@ -25,7 +25,6 @@ pub use self::model_policy::ModelPolicy;
 pub use self::naming::{Naming, Resolved};
 pub use self::responses::{Responses, Streamed};
 pub use self::trace::{TraceSettings, unchangeable_trace_setting};
-pub use crate::error::EXITING_TEXT;
 use crate::error::{InferError, Reason};
 use crate::id::TenantId;
 use crate::infer::{InferRequest, InferResponse};
@@ -127,8 +126,8 @@ pub trait Service: Send + Sync + 'static {
     /// nested futures of its execution would copy it.
     ///
     /// # Errors
-    /// The request is invalid, refused, cancelled or failed. The error is recorded already, except for the answer itself:
-    /// the caller records that with [`Service::record_answered`].
+    /// The request is invalid, refused, cancelled or failed. An error from the queue on is recorded for the model; any error counts as
+    /// an answer only when the caller records it with [`Service::record_answered`].
     async fn infer(&self, request: Box<InferRequest>, endpoint: Endpoint) -> Result<InferResponse, InferError>;
 
     /// Loads the model of a request if it is loaded on demand and not loaded. Call before [`Service::stream`], and before a request

@@ -65,7 +65,7 @@ pub(crate) fn archive(data: &[u8]) {
     let [file, model, environment] = ["archive", "model", "environment"].map(|name| inner.join(name));
     fs::write(&file, data).expect("a file");
     fs::create_dir(&model).expect("a directory");
-    let _ = pharos_torchserve::fuzzing::unpack_model(&file, &model, LIMITS);
+    let _ = pharos_torchserve::fuzzing::unpack_model(&file, &model, LIMITS.0, LIMITS.1);
     let _ = pharos_engine::fuzzing::unpack_environment(&file, &environment, LIMITS.0, LIMITS.1);
     assert_eq!(fs::read(&file).expect("the archive"), data);
     let outside = outside(folder.path(), &inner, &[&file, &model, &environment]);

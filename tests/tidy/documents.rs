@@ -3,10 +3,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use regex::Regex;
+
 use crate::rules::BOOK;
 use crate::{File, violation};
 
 const MERGED: &str = "possibly a faulty merge: read the whole passage";
+
+/// The documents that name source files.
+const SOURCES_NAMED_IN: &[&str] = &["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/src/internals/"];
 
 /// A line and its number.
 type Line<'a> = (usize, &'a str);
@@ -20,6 +25,9 @@ pub(crate) fn check(files: &[File]) -> Vec<String> {
             found.extend(tree(file, &block));
         }
         found.extend(tables(file, &text));
+        if SOURCES_NAMED_IN.iter().any(|place| file.path.starts_with(place)) {
+            found.extend(sources(file, files));
+        }
     }
     found.extend(links(files, &documents));
     found
@@ -42,6 +50,23 @@ fn split(text: &str) -> (Vec<Line<'_>>, Vec<Vec<Line<'_>>>) {
         lines.push((number, if is_code { "`" } else { line }));
     }
     (lines, blocks)
+}
+
+/// Finds names of source files, such as `wire/ring.rs`, that are the end of no path.
+fn sources(document: &File, files: &[File]) -> Vec<String> {
+    let name = Regex::new(r"`([\w./-]+\.(?:rs|py))`").expect("valid");
+    let mut found = Vec::new();
+    for (line, text) in (1..).zip(document.text.lines()) {
+        for captures in name.captures_iter(text) {
+            let named = &captures[1];
+            let end = format!("/{named}");
+            if !files.iter().any(|file| file.path == named || file.path.ends_with(&end)) {
+                let advice = "name the file that has this now";
+                found.push(violation(&document.path, line, &format!("`{named}` does not exist"), advice));
+            }
+        }
+    }
+    found
 }
 
 /// Finds links to missing files and headings, and pages that SUMMARY.md omits.

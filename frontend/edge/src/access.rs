@@ -3,10 +3,11 @@
 pub mod routes;
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
+use parking_lot::RwLock;
 use pharos::access::tokens::{Keyring, Refusal as TokenRefusal, Scope, Tokens};
 use pharos::access::{Api, Restrictions};
 use pharos::error::Reason;
@@ -80,7 +81,7 @@ impl Access {
     fn replace(&self, tokens: Option<Tokens>, of: impl FnOnce(&mut Keyring) -> &mut Option<Tokens>) -> usize {
         let count = tokens.as_ref().map_or(0, Tokens::count);
         if let Some(keyring) = &self.keyring {
-            *of(&mut keyring.write().unwrap_or_else(PoisonError::into_inner)) = tokens;
+            *of(&mut keyring.write()) = tokens;
         }
         count
     }
@@ -97,20 +98,20 @@ impl Access {
     pub fn check(&self, api: Api, headers: &HeaderMap) -> Result<(), TokenRefusal> {
         let Some(keyring) = &self.keyring else { return Ok(()) };
         let given = headers.get_all(AUTHORIZATION).iter().map(|value| value.as_bytes());
-        keyring.read().unwrap_or_else(PoisonError::into_inner).check(api, given)
+        keyring.read().check(api, given)
     }
 
     /// Returns whether a scope requires a token.
     pub fn guards(&self, scope: Scope) -> bool {
         let Some(keyring) = &self.keyring else { return false };
-        keyring.read().unwrap_or_else(PoisonError::into_inner).guards(scope)
+        keyring.read().guards(scope)
     }
 
     /// Returns whether these headers have a token for a scope; `false` if the scope requires none.
     pub fn opens(&self, scope: Scope, headers: &HeaderMap) -> bool {
         let Some(keyring) = &self.keyring else { return false };
         let given = headers.get_all(AUTHORIZATION).iter().map(|value| value.as_bytes());
-        let keyring = keyring.read().unwrap_or_else(PoisonError::into_inner);
+        let keyring = keyring.read();
         keyring.guards(scope) && keyring.check_scope(scope, given).is_ok()
     }
 }

@@ -1,18 +1,32 @@
-//! One request, of every protocol, from its head to the last byte of its response.
+//! One request, of every protocol, from its head until its response is handed to the connection or, if the response is streamed,
+//! until its body ends.
 //!
 //! Each request that hyper has begun to handle is a [`Call`]. It is counted and logged exactly once: with the status of its
 //! response, or as abandoned if the call is dropped before. hyper does not begin with a request whose client has already
 //! disconnected. A call is a value and not a chain of `tower` layers, which would allocate a boxed future each for every inference.
+//!
+//! | response | counted | logged |
+//! |---|---|---|
+//! | HTTP, whole ([`Call::finish`]) | when the handler returns | with the count |
+//! | HTTP, events of `generate_stream` ([`Call::begin_stream`], [`Call::end_stream`]) | with the last event | with the head, or the last event if the format waits for the body |
+//! | HTTP, streamed by a handler ([`Call::finish_with_body`]) | at the end of the body | with the count |
+//! | gRPC ([`SharedCall::finish`]) | when the response begins, or at the end ([`Policy::counts_calls_at_end`]) | with the trailers |
+//! | `ModelStreamInfer` ([`Call::child`]) | each request with its last response | not |
+//! | refused ([`Call::admit`]) | at once | with the count |
+//! | none: the call is dropped | as abandoned | as abandoned |
+//!
+//! Where the log line precedes the count, both can differ: a stream that its client leaves is logged with 200 and counted with 499.
 
 mod body;
 
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use axum::body::Body;
 use axum::response::Response;
 use http::header::{AUTHORIZATION, HeaderValue};
 use http::{HeaderMap, Method, Request};
+use parking_lot::{Mutex, MutexGuard};
 use pharos::access::tokens::bearer;
 use pharos::error::{InferError, Reason};
 use pharos::id::{TenantId, TraceId};
@@ -65,7 +79,8 @@ pub struct Call {
     received: Instant,
     /// Of calls over gRPC.
     deadline: Option<Deadline>,
-    peer: Option<Peer>,
+    /// The name in the certificate of the client.
+    certificate_name: Option<Arc<str>>,
     tenant: TenantId,
     /// The trace that the client's `traceparent` names.
     trace: Option<TraceId>,
@@ -80,6 +95,7 @@ pub struct Call {
     /// The load report that the client asks for.
     report: Option<Box<Report>>,
     line: Option<Box<LogLine>>,
+    /// Whether the call was counted, or is not to be counted.
     is_counted: bool,
     /// The status of a response over HTTP whose body is being sent.
     status: u16,
@@ -120,7 +136,7 @@ impl Call {
             route,
             received: policy.service().now(),
             deadline: if protocol == Protocol::Grpc { Deadline::of(headers) } else { None },
-            peer: request.extensions().get().cloned(),
+            certificate_name: request.extensions().get::<Peer>().and_then(|peer| peer.certificate_name.clone()),
             tenant: TenantId::default(),
             trace: None,
             traced: None,
@@ -135,7 +151,7 @@ impl Call {
             policy: policy.clone(),
         };
         if let Err(refusal) = access {
-            call.end(refusal.code, Some(refusal.reason));
+            call.count_and_log(refusal.code, Some(refusal.reason));
             return Err(refusal);
         }
         call.report = match protocol {
@@ -147,14 +163,14 @@ impl Call {
     }
 
     /// Begins one of several requests that a client sends within this call.
-    pub fn request(&self, received: Instant) -> Self {
+    pub fn child(&self, received: Instant) -> Self {
         Self {
             policy: self.policy.clone(),
             protocol: self.protocol,
             route: self.route,
             received,
             deadline: self.deadline,
-            peer: None,
+            certificate_name: None,
             tenant: self.tenant,
             trace: self.trace,
             traced: None,
@@ -169,8 +185,8 @@ impl Call {
         }
     }
 
-    /// Leaves the count to the [requests](Call::request) within this call.
-    pub fn leave_count_to_requests(&mut self) {
+    /// Does not count this call: its [requests](Call::child) are counted, or nothing is.
+    pub fn do_not_count(&mut self) {
         self.is_counted = true;
     }
 
@@ -185,11 +201,11 @@ impl Call {
     }
 
     /// Begins an inference: names its tenant, and reads what its response returns to the client.
-    pub fn begin(&mut self, headers: &HeaderMap) {
+    pub fn read_headers(&mut self, headers: &HeaderMap) {
         let timing = self.policy.timing().of(headers);
         self.trace = timing.trace();
         self.timing = Some(timing);
-        let certificate_name = self.peer.as_ref().and_then(|peer| peer.certificate_name.as_deref());
+        let certificate_name = self.certificate_name.as_deref();
         self.tenant = self.policy.service().tenant(&|source| match source {
             // A search costs less than the hash of a name that has not been parsed.
             TenantSource::Header(name) => {
@@ -228,10 +244,10 @@ impl Call {
     }
 
     /// Adds to a request of an inference what is known of its client. Its message was read at `read`.
-    pub fn complete(&mut self, request: &mut InferRequest, read: Instant) {
+    pub fn describe_client_in(&mut self, request: &mut InferRequest, read: Instant) {
         request.tenant = self.tenant;
         request.trace = self.trace;
-        request.deadline = self.deadline.map(|deadline| deadline.leaves_at);
+        request.leaves_at = self.deadline.map(|deadline| deadline.leaves_at);
         request.timeline.received = self.received;
         let parameters = mem::take(&mut self.parameters).into_iter();
         request.parameters.extend(parameters.map(|(name, value)| (name, Parameter::String(value))));
@@ -265,8 +281,8 @@ impl Call {
         self.timing.clone().filter(AnswerTiming::has_times)
     }
 
-    /// Returns nothing to the client: neither times nor `traceparent`.
-    pub fn drop_times(&mut self) {
+    /// The response then carries neither times nor the client's `traceparent`.
+    pub fn forget_timing(&mut self) {
         self.timing = None;
     }
 
@@ -279,7 +295,7 @@ impl Call {
     /// for.
     pub fn finish(mut self, mut response: Response, reason: Option<Reason>) -> Response {
         let sending = self.begin_headers(response.headers_mut());
-        self.end(response.status().as_u16(), reason);
+        self.count_and_log(response.status().as_u16(), reason);
         if sending.is_none() {
             return response;
         }
@@ -295,7 +311,7 @@ impl Call {
 
     /// Like [`Call::finish`], but a streamed response ends the request when its body has been sent. If the body fails, its error is the
     /// reason. `method` is the method of the request.
-    pub fn finish_at_end(mut self, mut response: Response, reason: Option<Reason>, method: &Method) -> Response {
+    pub fn finish_with_body(mut self, mut response: Response, reason: Option<Reason>, method: &Method) -> Response {
         if !is_streamed(&response, method) {
             return self.finish(response, reason);
         }
@@ -320,7 +336,7 @@ impl Call {
 
     /// Ends a streamed response over HTTP: its last part is about to be sent.
     pub fn end_stream(&mut self) {
-        self.end(self.status, self.reason);
+        self.count_and_log(self.status, self.reason);
     }
 
     /// Adds to the headers, or metadata, of a response what the client asked for: the times, a load report over HTTP, and the trace.
@@ -341,7 +357,7 @@ impl Call {
     }
 
     /// Counts and logs the request with this HTTP status or gRPC code, unless that has been done.
-    pub fn end(&mut self, code: u16, reason: Option<Reason>) {
+    pub fn count_and_log(&mut self, code: u16, reason: Option<Reason>) {
         self.count(code, reason);
         if let Some(line) = self.line.take() {
             line.answered(code);
@@ -355,8 +371,8 @@ impl Call {
     }
 
     /// Ends a call over gRPC with this code, and the reason that was noted for it, or the usual reason of the code.
-    pub fn end_with(&mut self, code: u16) {
-        self.end(code, self.reason_of(code));
+    pub fn count_and_log_code(&mut self, code: u16) {
+        self.count_and_log(code, self.reason_of(code));
     }
 
     fn reason_of(&self, code: u16) -> Option<Reason> {
@@ -367,11 +383,11 @@ impl Call {
     /// Ends the call at the end of its body.
     fn end_body(&mut self, end: BodyEnd) {
         match (self.protocol, end) {
-            (Protocol::Http, BodyEnd::Failed(reason)) => self.end(self.status, self.reason.or(Some(reason))),
+            (Protocol::Http, BodyEnd::Failed(reason)) => self.count_and_log(self.status, self.reason.or(Some(reason))),
             (Protocol::Http, _) => self.end_stream(),
-            (Protocol::Grpc, BodyEnd::Code(code)) => self.end_with(code),
+            (Protocol::Grpc, BodyEnd::Code(code)) => self.count_and_log_code(code),
             // Without trailers, clients see UNKNOWN.
-            (Protocol::Grpc, BodyEnd::Complete | BodyEnd::Failed(_)) => self.end_with(Code::Unknown as u16),
+            (Protocol::Grpc, BodyEnd::Complete | BodyEnd::Failed(_)) => self.count_and_log_code(Code::Unknown as u16),
         }
     }
 
@@ -398,8 +414,8 @@ impl Drop for Call {
     }
 }
 
-/// A call over gRPC, which its layer and its handler share: tonic reads the message between them. The layer hands it over in the
-/// extensions of the request.
+/// A call that several parts hold: the layer and the handler of gRPC, between which tonic reads the message, or a streamed body. The
+/// layer hands the call over in the extensions of the request.
 #[derive(Clone)]
 pub struct SharedCall(
     // Held to read or write fields only.
@@ -422,7 +438,7 @@ impl SharedCall {
 
     /// Locks the call.
     pub fn lock(&self) -> MutexGuard<'_, Call> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Notes the reason of the status with which a stream of responses fails: its trailers have only the code.
@@ -440,7 +456,7 @@ impl SharedCall {
             if let Some(reason) = response.extensions().get::<Status>().and_then(reason_of) {
                 call.note_reason(reason);
             }
-            call.end_with(code);
+            call.count_and_log_code(code);
             if response.headers().contains_key("grpc-status") {
                 call.report_load(response.headers_mut());
             }

@@ -12,8 +12,8 @@ use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_TYPE, TRANSFER_ENCODING};
 use http::{HeaderMap, Request, StatusCode};
 
-use crate::call::Incoming;
-use crate::request_log::FIELDS;
+use pharos::error::Reason;
+use pharos::service::{Protocol, Route, SharedService};
 use pharos_listener::body_timeout::{BodyLimits, BoxError, LimitedBody};
 
 /// Answers the requests of an HTTP listener.
@@ -21,6 +21,17 @@ pub trait Handle: Clone + Send + 'static {
     /// Answers a request. The future is dropped if the client disconnects. A `Result`, as a service needs: another future around
     /// this one would be copied with it.
     fn handle(self, request: Request<Body>) -> impl Future<Output = Result<Response, Infallible>> + Send;
+
+    /// Counts and logs a request that the service refuses before it is routed. Returns the response to send.
+    fn refuse(&self, request: Request<Body>, response: Response) -> Response;
+}
+
+/// Returns a callback that counts the requests that hyper refuses before it has parsed them, by status.
+pub fn count_unparsed(service: SharedService) -> impl Fn(u16) + Clone + Send + 'static {
+    move |status| {
+        let reason = if status == 400 { Reason::Malformed } else { Reason::TooLarge };
+        service.record_answered(Protocol::Http, Route::Unknown, status, Some(reason));
+    }
 }
 
 /// A handler as the service of a listener.
@@ -71,10 +82,8 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let Ok(chunked) = is_chunked(request.headers()) else {
-            let response = unsupported_transfer_coding();
-            if let Some(line) = Incoming::over_http(request, &FIELDS).line {
-                line.answered(response.status().as_u16());
-            }
+            let request = request.map(|_| Body::empty());
+            let response = self.handler.refuse(request, unsupported_transfer_coding());
             return Box::pin(std::future::ready(Ok(response)));
         };
         let limits = BodyLimits { idle_timeout: self.body_timeout, chunked };

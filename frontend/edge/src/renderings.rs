@@ -4,10 +4,11 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use pharos_os::blocking;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
@@ -75,7 +76,7 @@ impl fmt::Debug for Renderings {
 
 impl State {
     fn waiting(&self) -> MutexGuard<'_, HashMap<String, watch::Receiver<Option<Rendered>>>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiting.lock()
     }
 }
 
@@ -150,9 +151,10 @@ mod tests {
         let (release, released) = mpsc::channel::<()>();
         let released = Arc::new(Mutex::new(released));
         let request = |name: &str| {
-            let (count, released) = (count.clone(), released.clone());
+            let count = count.clone();
+            let released = released.clone();
             let render = move || {
-                released.lock().unwrap().recv_timeout(Duration::from_secs(60)).unwrap();
+                released.lock().recv_timeout(Duration::from_secs(60)).unwrap();
                 document(count.fetch_add(1, Ordering::Relaxed).to_string())
             };
             renderings.join(name.to_owned(), render)

@@ -69,11 +69,14 @@ impl ResponseTiming {
 }
 
 /// Returns the trace that the client's `traceparent` names, and the header. A header that is repeated or invalid does not count.
-fn trace(headers: &HeaderMap) -> Option<(TraceId, HeaderValue)> {
+fn trace(headers: &HeaderMap) -> Option<(TraceId, Box<HeaderValue>)> {
     let mut values = headers.get_all(TRACEPARENT).iter();
-    let (value, None) = (values.next()?, values.next()) else { return None };
+    let value = values.next()?;
+    if values.next().is_some() {
+        return None;
+    }
     let trace = TraceId::from_traceparent(value.to_str().ok()?)?;
-    Some((trace, value.clone()))
+    Some((trace, Box::new(value.clone())))
 }
 
 /// Returns whether a client accepts trailers behind the body (RFC 9110, 6.5.1).
@@ -90,7 +93,8 @@ pub fn accepts_trailers(headers: &HeaderMap) -> bool {
 pub struct AnswerTiming {
     times: bool,
     trace: Option<TraceId>,
-    traceparent: Option<HeaderValue>,
+    // In a box, because each request has room for it, and few requests bring it.
+    traceparent: Option<Box<HeaderValue>>,
 }
 
 impl AnswerTiming {
@@ -119,7 +123,7 @@ impl AnswerTiming {
     /// Adds the client's `traceparent` and the times to the headers, or metadata, of an answer.
     pub fn add_to(self, headers: &mut HeaderMap, value: Option<HeaderValue>) {
         if let Some(traceparent) = self.traceparent {
-            headers.insert(TRACEPARENT, traceparent);
+            headers.insert(TRACEPARENT, *traceparent);
         }
         if let Some(value) = value {
             headers.insert(SERVER_TIMING, value);
@@ -147,7 +151,8 @@ impl Line {
     /// Adds a number of nanoseconds as milliseconds, exactly and without trailing zeros: over HTTP/2, each character is encoded.
     fn push_ms(&mut self, ns: u64) {
         self.push_number(ns / 1_000_000);
-        let (mut decimals, mut rest) = (*b".000000", ns % 1_000_000);
+        let mut decimals = *b".000000";
+        let mut rest = ns % 1_000_000;
         if rest == 0 {
             return;
         }
@@ -270,7 +275,8 @@ mod tests {
     fn a_valid_traceparent_is_returned() {
         let returned = |mode, pairs: &[(HeaderName, &'static str)]| {
             let timing = ResponseTiming::new(mode, 1).of(&headers(pairs));
-            let (trace, mut answer) = (timing.trace().is_some(), HeaderMap::new());
+            let trace = timing.trace().is_some();
+            let mut answer = HeaderMap::new();
             timing.add_to(&mut answer, None);
             (trace, answer.get(TRACEPARENT).map(|value| value.to_str().unwrap().to_owned()))
         };

@@ -249,6 +249,10 @@ impl<T: Clone + Send + Sync + 'static> Handle for Routes<T> {
     async fn handle(self, request: Request<Body>) -> Result<Response, Infallible> {
         Ok(self.answer(Incoming::over_http(request, &FIELDS)).await)
     }
+
+    fn refuse(&self, request: Request<Body>, response: Response) -> Response {
+        self.answer_unknown(Incoming::over_http(request, &FIELDS), response)
+    }
 }
 
 fn decoded(parameters: &matchit::Params<'_, '_>) -> Option<Vec<String>> {

@@ -10,9 +10,10 @@ mod local;
 mod redis;
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use pharos::cache::{Entry, Identity, Key};
 use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::builtin::Builtin;
@@ -227,7 +228,7 @@ impl Report {
     /// Records a lookup or store that failed.
     fn record(&self, error: CacheError, text: &str) {
         self.metrics.count(Builtin::CacheErrors, &[error.as_str()], 1.0);
-        let held = self.throttle.lock().unwrap_or_else(PoisonError::into_inner).admit(clock::now());
+        let held = self.throttle.lock().admit(clock::now());
         if let Some(held) = held {
             let more =
                 if held > 0 { format!(" (and {held} more errors since the last message)") } else { String::new() };

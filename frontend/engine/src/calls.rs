@@ -7,10 +7,11 @@
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{InferInput, InferRequest, InferResponse, RequestedOutput};
 use pharos::model::{CodeOrigin, Isolation, SandboxChoice};
@@ -207,7 +208,7 @@ impl CallContext {
         if let Some(parent) = call.request.parent.and_then(|(batch, position)| self.driver.part_at(batch, position)) {
             request.tenant = parent.request.tenant;
             request.trace = parent.request.trace;
-            request.deadline = parent.request.deadline;
+            request.leaves_at = parent.request.leaves_at;
             request.traced = parent.request.traced.as_ref().map(Traced::step);
         }
         let now = clock::now();
@@ -267,7 +268,7 @@ impl CallContext {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, CallInProgress>> {
-        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+        self.under_way.lock()
     }
 }
 

@@ -7,9 +7,10 @@ mod uploads;
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use parking_lot::RwLock;
 use pharos::access::tokens::Keyring;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::TenantId;
@@ -34,7 +35,7 @@ use pharos_telemetry::metrics::push::{self, Push};
 use pharos_telemetry::metrics::{Definition, Source};
 use pharos_telemetry::trace::{Traces, Tracing};
 use pharos_telemetry::{log, system};
-use responses::Responses;
+use responses::ClientResponses;
 pub use uploads::Uploads;
 
 /// Settings of the server apart from its listeners.
@@ -193,7 +194,7 @@ impl Engine {
     /// Returns the tenant that uses a token.
     fn tenant_of_token(&self, token: &[u8]) -> TenantId {
         let Some(tokens) = self.inner.tokens.get() else { return TenantId::default() };
-        let tokens = tokens.read().unwrap_or_else(PoisonError::into_inner);
+        let tokens = tokens.read();
         self.inner.cache.tenant(tokens.tenant(token).as_bytes())
     }
 

@@ -32,7 +32,7 @@ use crate::cache::{Found, Miss, ModelCache};
 use crate::scheduler::{InferResult, answer_found, record_miss, request_trace};
 use pharos_os::clock;
 use request::{EnsembleRequest, StepOutputs};
-pub(crate) use responses::Responses;
+pub(crate) use responses::EnsembleResponses;
 use slots::Slots;
 pub(crate) use streams::ResponseSource;
 
@@ -156,7 +156,7 @@ struct Unanswered<V: Member> {
     version: Arc<V>,
     in_flight: Arc<AtomicUsize>,
     started: Instant,
-    deadline: Option<Instant>,
+    leaves_at: Option<Instant>,
     tenant: TenantId,
     traced: Option<Traced>,
     answered: bool,
@@ -170,7 +170,7 @@ impl<V: Member> Unanswered<V> {
             version: version.clone(),
             in_flight: ensemble.in_flight.clone(),
             started: request.timeline.request_start,
-            deadline: request.deadline,
+            leaves_at: request.leaves_at,
             tenant: request.tenant,
             traced: request.traced.clone(),
             answered: false,
@@ -182,7 +182,7 @@ impl<V: Member> Unanswered<V> {
         self.answered = true;
         let now = clock::now();
         request_trace::failed(self.traced.as_ref(), &error, now);
-        let failed = Failed::of(&error, self.deadline, now);
+        let failed = Failed::of(&error, self.leaves_at, now);
         let _transaction = self.version.series().begin();
         record::ensemble_failed(self.version.series(), failed, now.ns_since(self.started));
         record::tenant_failed(self.version.series(), self.tenant, Reason::Internal);
@@ -196,7 +196,7 @@ impl<V: Member> Drop for Unanswered<V> {
         self.in_flight.fetch_sub(1, Ordering::Relaxed);
         if !self.answered {
             let now = clock::now();
-            let failed = Failed::abandoned(self.deadline, now);
+            let failed = Failed::abandoned(self.leaves_at, now);
             let _transaction = self.version.series().begin();
             record::ensemble_failed(self.version.series(), failed, now.ns_since(self.started));
             record::tenant_failed(self.version.series(), self.tenant, Reason::Cancelled);

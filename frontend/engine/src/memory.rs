@@ -9,10 +9,11 @@ mod pinned;
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use pharos::arena::{Arena, Block};
 use pharos::shm::{self, SharedMemory};
 use pharos::wire::flags;
@@ -41,7 +42,7 @@ pub(crate) struct Inputs {
 impl Inputs {
     /// Allocates a block of `len` bytes; `None` if the arena is full.
     pub(crate) fn allocate(&self, len: u64) -> Option<Block> {
-        self.arena.lock().unwrap_or_else(PoisonError::into_inner).allocate(len)
+        self.arena.lock().allocate(len)
     }
 
     /// Copies `data` to `offset` of the arena; returns `false` if it does not fit.
@@ -50,7 +51,7 @@ impl Inputs {
     }
 
     /// Sets the flag that a request of a batch was cancelled; the worker reads it.
-    pub(crate) fn give_up(&self, row: u8, position: usize) {
+    pub(crate) fn set_cancelled(&self, row: u8, position: usize) {
         if let Some((word, bit)) = flags::bit(row, position)
             && let Some(word) = self.memory.words().get(word)
         {
@@ -58,7 +59,7 @@ impl Inputs {
         }
     }
 
-    /// Clears all flags of [`Inputs::give_up`] for the batch of this row.
+    /// Clears all flags of [`Inputs::set_cancelled`] for the batch of this row.
     pub(crate) fn clear_flags(&self, row: u8) {
         let words = self.memory.words().get(flags::row(row)).unwrap_or_default();
         words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
@@ -86,12 +87,12 @@ impl Inputs {
 
     /// Returns the number of allocated bytes.
     pub(crate) fn used(&self) -> u64 {
-        self.arena.lock().unwrap_or_else(PoisonError::into_inner).used() - flags::BYTES
+        self.arena.lock().used() - flags::BYTES
     }
 
     /// Frees blocks.
     pub(crate) fn release(&self, blocks: &[Block]) {
-        let mut arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut arena = self.arena.lock();
         for block in blocks {
             arena.release(*block);
         }
@@ -100,7 +101,7 @@ impl Inputs {
     /// Never returns the first `pinned` bytes to the system, because the driver of a GPU copies from these pages. No block
     /// crosses their end, because the driver refuses to copy partly registered memory.
     pub(crate) fn keep(&self, pinned: u64) {
-        let mut arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut arena = self.arena.lock();
         let before = self.pinned.swap(pinned, Ordering::Relaxed);
         if before > 0 {
             arena.unfence(before);
@@ -112,7 +113,7 @@ impl Inputs {
 
     /// Returns memory that has not been used recently to the system.
     pub(crate) fn trim(&self) {
-        let mut arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut arena = self.arena.lock();
         if let Some((offset, len)) = arena.idle_tail(KEEP.max(self.pinned.load(Ordering::Relaxed)))
             && let (Ok(offset), Ok(len)) = (usize::try_from(offset), usize::try_from(len))
         {
@@ -211,8 +212,8 @@ impl Outputs {
         self.lock().bytes > CAPACITY / 8
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Released> {
-        self.released.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Released> {
+        self.released.lock()
     }
 }
 

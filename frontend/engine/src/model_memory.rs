@@ -1,8 +1,9 @@
 //! How much of each memory the models use together, for limits of it.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use pharos::repository::memory_budget::{Memory, MemoryBytes};
 use tokio::sync::watch;
 
@@ -111,7 +112,7 @@ impl MemoryUse {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Memory, Totals>> {
-        self.totals.lock().unwrap_or_else(PoisonError::into_inner)
+        self.totals.lock()
     }
 }
 
@@ -185,7 +186,7 @@ impl MemoryShare {
     }
 
     fn lock(&self) -> MutexGuard<'_, ShareState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

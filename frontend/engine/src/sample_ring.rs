@@ -275,7 +275,8 @@ model_metrics:
         for (instance, bytes) in [("m_0", 40.0), ("m_1", 50.0)] {
             let labels = [("model", "m"), ("version", "1"), ("instance", instance)];
             let labels = labels.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-            let (name, unit) = (STATE_BYTES.to_owned(), String::new());
+            let name = STATE_BYTES.to_owned();
+            let unit = String::new();
             let series = world.writer.intern(&Definition { name, kind: Some(Kind::Gauge), unit, labels }).unwrap();
             world.writer.sample(&Sample { series, value: bytes, clock: Instant(0), request_id: "" }).unwrap();
         }

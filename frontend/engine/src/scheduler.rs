@@ -1,9 +1,13 @@
-//! The driver: performs what a model's scheduler decides. Each model version has one; it is the only place where requests,
-//! instances and time meet.
+//! The driver: performs what a model's scheduler (`pharos::scheduler`) decides. Each model version has one; it is the only place
+//! where requests, instances and time meet.
 //!
 //! There is no driver task. The caller that brings an event (a request, a reply, a timer) takes the lock, passes the event to the
 //! scheduler, collects its decisions, releases the lock and performs them: a *turn*. This saves two task switches per request.
-//! Tensors are never copied and clients never answered under the lock.
+//! Tensors are never copied under the lock. An answer that is made under the lock is only put into its channel, which never waits.
+//!
+//! A request is an [`InferRequest`] of an edge, a [`Part`] once it is checked against the configuration, a [`Request`] while it waits
+//! for its answer (the scheduler knows it by its [`Ticket`]), a member of an [`InFlight`] batch at an instance, and a `BatchRequest` on
+//! the wire. A worker *replies* to a batch (`Done`); the engine *answers* a request ([`InferResult`]); an edge sends a *response*.
 //!
 //! Here is the turn. [`queue`] has the requests that no instance executes yet, [`in_flight`] the batches at the instances,
 //! [`answers`] the way of the answers, and [`stream`] the requests of decoupled models.
@@ -22,9 +26,10 @@ mod timer;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use pharos::error::InferError;
 use pharos::id::{CorrelationId, InstanceId, ModelVersion, RequestId, RequestMap};
 use pharos::infer::{InferRequest, InferResponse};
@@ -46,8 +51,8 @@ pub(crate) use pharos::service::Streamed;
 use pharos_os::{blocking, clock};
 use placement::Placement;
 pub(crate) use queue::{answer_found, record_miss};
-pub(crate) use stream::Responses;
-use stream::{Flow, Reply};
+pub(crate) use stream::InstanceResponses;
+use stream::{AnswerSender, Flow};
 pub(crate) use timer::Timer;
 
 /// Batches with more bytes are not copied on the timer's thread, which other models need.
@@ -56,10 +61,10 @@ const LONG: usize = 64 << 10;
 /// The answer to a request.
 pub(crate) type InferResult = Result<InferResponse, InferError>;
 
-/// A request with the receiver of its answer.
+/// A request that waits for its answer, or for the end of its responses.
 struct Request {
     part: Arc<Part>,
-    reply: Reply,
+    sender: AnswerSender,
     /// Whether it was sent once and its instance was lost.
     retried: bool,
     /// Present if the response cache had no entry: the response is stored there.
@@ -102,7 +107,7 @@ pub(crate) struct Driver {
     pub(crate) config: Arc<ModelConfig>,
     pub(crate) model: ModelVersion,
     pub(crate) series: Arc<ModelSeries>,
-    // Held for the scheduler's decisions, never while data is copied or a client is answered.
+    // Held for the scheduler's decisions, never while data is copied.
     state: Mutex<State>,
     timer: Arc<Timer>,
     next_request: AtomicU64,
@@ -126,7 +131,7 @@ pub(crate) struct Driver {
 }
 
 /// A batch to gather and send.
-struct Send {
+struct BatchToSend {
     instance: InstanceId,
     link: SharedLink,
     batch: u64,
@@ -143,7 +148,7 @@ struct Send {
 struct Effects {
     /// Sequences whose ends are announced to instances, before the batches.
     ended: Vec<(SharedLink, Vec<u64>)>,
-    sends: Vec<Send>,
+    sends: Vec<BatchToSend>,
     /// Sequences that were restarted while they were active.
     restarted: Vec<CorrelationId>,
     /// Answers to send, in order.
@@ -220,15 +225,15 @@ impl Driver {
 
     /// Handles one event of this driver only. Returns a grant of freed resources to an instance of another driver.
     fn turn_alone(&self, now: Instant, event: impl FnOnce(&mut State, &mut Effects)) -> Option<Grant> {
-        self.perform(self.effects(now, event))
+        self.perform(self.run_event(now, event))
     }
 
     /// Collects the scheduler's decisions for one event.
-    fn effects(&self, now: Instant, event: impl FnOnce(&mut State, &mut Effects)) -> Effects {
+    fn run_event(&self, now: Instant, event: impl FnOnce(&mut State, &mut Effects)) -> Effects {
         let mut state = self.lock();
         let mut effects = Effects::default();
         event(&mut state, &mut effects);
-        self.decide(&mut state, &mut effects, now);
+        self.apply_actions(&mut state, &mut effects, now);
         while let Some((_, answered)) = state.order.as_mut().and_then(Reorder::pop) {
             effects.answers.push(answered);
         }
@@ -241,13 +246,13 @@ impl Driver {
     }
 
     /// Performs the part of the scheduler's decisions that runs under the lock.
-    fn decide(&self, state: &mut State, effects: &mut Effects, now: Instant) {
+    fn apply_actions(&self, state: &mut State, effects: &mut Effects, now: Instant) {
         loop {
             while let Some(action) = state.scheduler.poll_action(now) {
                 match action {
                     Action::Execute { instance, requests, reason } => {
                         record::batch_sent(&self.series, reason);
-                        self.start(state, effects, instance, &requests, now);
+                        self.book_requests(state, effects, instance, &requests, now);
                     }
                     Action::ExecuteSteps { instance, slots, reason } => {
                         record::batch_sent(&self.series, reason);
@@ -276,7 +281,7 @@ impl Driver {
     }
 
     /// Books a batch for an instance; it is sent after the lock is released.
-    fn start(
+    fn book_requests(
         &self,
         state: &mut State,
         effects: &mut Effects,
@@ -310,17 +315,17 @@ impl Driver {
         let mut flows = Vec::new();
         for (place, (_, request)) in (0..).zip(&requests) {
             parts.push(request.part.clone());
-            if let Some(flow) = request.reply.placed(&member.link, batch, place) {
+            if let Some(flow) = request.sender.placed(&member.link, batch, place) {
                 flows.push((place, flow));
             }
         }
-        let flying = InFlight { batch, flags, given_up: false, requests };
+        let flying = InFlight { batch, flags, has_cancelled: false, requests };
         if member.in_flight.is_empty() {
             record::request_pending(&self.series, -flying.count());
         }
         member.in_flight.push(flying);
         member.update_busy_time(now);
-        effects.sends.push(Send { instance, link: member.link.clone(), batch, flags, parts, steps, flows });
+        effects.sends.push(BatchToSend { instance, link: member.link.clone(), batch, flags, parts, steps, flows });
     }
 
     /// Sends batches and answers. Runs without the lock, because copying takes time.
@@ -330,7 +335,7 @@ impl Driver {
         while !unsent.is_empty() {
             self.deliver(grant);
             let now = clock::now();
-            let effects = self.effects(now, |state, _| self.unsent(state, unsent, now));
+            let effects = self.run_event(now, |state, _| self.unsent(state, unsent, now));
             (grant, unsent) = self.perform_once(effects);
         }
         grant
@@ -345,7 +350,7 @@ impl Driver {
         for sequence in effects.restarted {
             self.notify_restarted(&sequence);
         }
-        for Send { instance, link, batch, flags, parts, steps, flows } in effects.sends {
+        for BatchToSend { instance, link, batch, flags, parts, steps, flows } in effects.sends {
             let resumed: Vec<Resumed> = flows.iter().map(|(request, flow)| flow.resumed(*request)).collect();
             let resumed_now = resumed.clone();
             let to_send = ToSend { batch, flags, parts: &parts, steps: &steps, controls: &[], resumed: resumed_now };
@@ -357,7 +362,7 @@ impl Driver {
             }
         }
         for (request, answer) in effects.answers {
-            request.reply.send(answer);
+            request.sender.send(answer);
         }
         (effects.grant, unsent)
     }
@@ -365,7 +370,7 @@ impl Driver {
     /// Handles the alarm for `at` on the timer's thread. An alarm that was replaced by an earlier one does nothing.
     fn handle_timeout(&self, at: Instant) {
         let now = clock::now();
-        let effects = self.effects(now, |state, _| {
+        let effects = self.run_event(now, |state, _| {
             if state.armed == Some(at) {
                 state.armed = None;
                 state.scheduler.handle_timeout(now);
@@ -447,7 +452,7 @@ impl Driver {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -476,6 +481,6 @@ fn ticket(id: RequestId, request: &InferRequest, checked: &Checked) -> Ticket {
 }
 
 /// The error of a request whose sender was dropped.
-fn lost() -> InferResult {
+fn without_answer() -> InferResult {
     Err(InferError::internal("the request was lost; this is a bug in the server"))
 }

@@ -14,9 +14,10 @@ mod version;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::marker::PhantomData;
 use std::ops::Deref;
+use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
+use parking_lot::{Mutex, RwLock};
 use pharos::ensemble::Dependencies;
 use pharos::error::InferError;
 use pharos::id::ModelVersion;
@@ -34,7 +35,7 @@ pub use drain::Unfinished;
 pub(crate) use namespaces::ambiguous;
 pub(crate) use on_demand::{Awaited, OnDemand, Outcome, UnloadedVersion};
 use pharos_telemetry::system::Worker;
-pub(crate) use responses::Responses;
+pub(crate) use responses::ServedResponses;
 pub(crate) use retire::RetireReason;
 use retire::Retired;
 pub(crate) use version::{Executor, Refusal, Serving};
@@ -143,15 +144,15 @@ impl ModelTable {
     }
 
     pub(crate) fn snapshot(&self) -> SnapshotGuard {
-        SnapshotGuard(self.snapshot.read().unwrap_or_else(PoisonError::into_inner).clone(), PhantomData)
+        SnapshotGuard(self.snapshot.read().clone(), PhantomData)
     }
 
     /// Changes the table. If a request reads it, a copy is changed and replaces it: requests wait neither for the copy nor for the
     /// end of the old table.
     pub(crate) fn change(&self, change: impl FnOnce(&mut Snapshot)) {
-        let _turn = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.changing.lock();
         let read = {
-            let mut snapshot = self.snapshot.write().unwrap_or_else(PoisonError::into_inner);
+            let mut snapshot = self.snapshot.write();
             match Arc::get_mut(&mut snapshot) {
                 Some(unread) => return change(unread),
                 None => snapshot.clone(),
@@ -160,7 +161,7 @@ impl ModelTable {
         let mut changed = Snapshot::clone(&read);
         change(&mut changed);
         let new = Arc::new(changed);
-        let replaced = std::mem::replace(&mut *self.snapshot.write().unwrap_or_else(PoisonError::into_inner), new);
+        let replaced = std::mem::replace(&mut *self.snapshot.write(), new);
         // After the lock: this may be the last reference.
         drop((replaced, read));
     }

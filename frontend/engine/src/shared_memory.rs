@@ -9,8 +9,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use pharos::error::{ErrorCode, InferError};
 use pharos::infer::InferRequest;
 use pharos::metrics::builtin::Builtin;
@@ -190,7 +190,7 @@ impl SharedMemory {
     }
 
     fn lock(&self) -> MutexGuard<'_, Registry> {
-        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+        self.registry.lock()
     }
 }
 

@@ -3,8 +3,9 @@
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
+use parking_lot::{Mutex, MutexGuard};
 use pharos::error::InferError;
 use pharos::id::InstanceId;
 use pharos::metrics::cache::Cache;
@@ -158,7 +159,7 @@ impl Session {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inbox> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inbox.lock()
     }
 
     /// Handles the frames in the ring, but not without end if the worker writes them faster. Returns whether bytes have arrived.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use http::{Request, Response};
-use pharos::error::InferError;
-use pharos::service::{EXITING_TEXT, Protocol, Route};
+use pharos::error::{Cause, InferError};
+use pharos::service::{Protocol, Route};
 use pharos_edge::access::Forward;
 use pharos_edge::access::routes::of_grpc;
 use pharos_edge::request_log::{FIELDS, LogLine};
@@ -44,7 +44,7 @@ impl<D> Admission<D> {
         {
             let reason = error.reason;
             let status = status(error);
-            call.end(status.code() as u16, Some(reason));
+            call.count_and_log(status.code() as u16, Some(reason));
             return Box::pin(ready(Ok(status.into_http())));
         }
         let call = SharedCall::new(call);
@@ -76,9 +76,9 @@ where
 /// Returns the gRPC status of an error.
 pub(super) fn status(error: InferError) -> Status {
     let code = Code::from_i32(error.code.grpc_code());
-    let text = match error.message.as_str() {
+    let text = match error.cause {
         // Triton's text for this differs between the protocols.
-        EXITING_TEXT => "GRPC server is shutting down and has stopped accepting new requests.".to_owned(),
+        Cause::Exiting => "GRPC server is shutting down and has stopped accepting new requests.".to_owned(),
         _ => shortened(error.message),
     };
     status_for(code, text, error.reason)

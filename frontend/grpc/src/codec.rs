@@ -71,17 +71,18 @@ fn decode_with_inputs(message: ModelInferRequest, inputs: Inputs) -> Result<Infe
 /// Like [`decode`], but reports an unknown model before errors in the request, as Triton does. Converts large typed contents on a
 /// thread that serves no sockets.
 pub(super) async fn decode_for(
-    (message, inputs): (ModelInferRequest, Inputs),
+    message: ModelInferRequest,
+    inputs: Inputs,
     service: &dyn Service,
 ) -> Result<Box<InferRequest>, InferError> {
-    let (model, version) = (message.model_name.clone(), message.model_version.clone());
+    let model = message.model_name.clone();
+    let version = message.model_version.clone();
     let typed = message.inputs.iter().filter_map(|input| input.contents.as_ref()).map(Bytes::len).sum::<usize>();
-    let decoded = match typed > LONG_CONVERSION {
-        false => decode_with_inputs(message, inputs).map(Box::new),
-        true => {
-            let decoded = blocking::run(move || decode_with_inputs(message, inputs).map(Box::new)).await;
-            decoded.unwrap_or_else(|error| Err(InferError::internal(format!("decoding the request failed: {error}"))))
-        }
+    let decoded = if typed <= LONG_CONVERSION {
+        decode_with_inputs(message, inputs).map(Box::new)
+    } else {
+        let decoded = blocking::run(move || decode_with_inputs(message, inputs).map(Box::new)).await;
+        decoded.unwrap_or_else(|error| Err(InferError::internal(format!("decoding the request failed: {error}"))))
     };
     decoded.map_err(|error| service.model_metadata(&model, &version).err().unwrap_or(error))
 }

@@ -57,7 +57,8 @@ pub(super) fn bytes(contents: &[u8], of: Of<'_>) -> Result<Option<Vec<u8>>, Infe
 
 /// Returns which fields are set; `None` if the contents are malformed.
 fn fields_set(contents: &[u8]) -> Option<[bool; FIELDS.len()]> {
-    let (mut set, mut fields) = ([false; FIELDS.len()], Fields::of(contents));
+    let mut set = [false; FIELDS.len()];
+    let mut fields = Fields::of(contents);
     for field in fields.by_ref() {
         // The fields of a group are not those of the contents. No version of the protocol has groups.
         if matches!(field.wire_type, WireType::StartGroup | WireType::EndGroup) {

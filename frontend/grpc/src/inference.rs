@@ -150,7 +150,7 @@ impl GrpcInferenceService for Inference {
             let message = request.get_ref();
             let mut call = call.lock();
             call.name_model(&message.model_name, &message.model_version);
-            call.begin(request.metadata().as_ref());
+            call.read_headers(request.metadata().as_ref());
             call.begin_trace(&message.model_name, request.metadata().as_ref());
             call.deadline().map(|deadline| deadline.limit)
         };
@@ -159,8 +159,8 @@ impl GrpcInferenceService for Inference {
         let answer = {
             // Pinned here: passed by value, it would be copied several times.
             let infer = pin!(async {
-                let mut request = decode((request.into_inner(), inputs), &*self.0).await?;
-                call.lock().complete(&mut request, read);
+                let mut request = decode(request.into_inner(), inputs, &*self.0).await?;
+                call.lock().describe_client_in(&mut request, read);
                 request.timeline.request_start = self.0.now();
                 let response = self.0.infer(request, Endpoint::GrpcInfer).await;
                 call.lock().has_responded();
@@ -189,9 +189,9 @@ impl GrpcInferenceService for Inference {
         let call = SharedCall::of(&mut request)?;
         {
             let mut call = call.lock();
-            call.leave_count_to_requests();
+            call.do_not_count();
             // The times of its requests are not known when a stream begins, and there may be any number of requests.
-            call.begin(request.metadata().as_ref());
+            call.read_headers(request.metadata().as_ref());
         }
         let errors_as_status = request.metadata().get("triton_grpc_error").is_some_and(|value| value == "true");
         let metadata = request.metadata().clone();

@@ -86,7 +86,8 @@ where
     B: http_body::Body<Data = Bytes> + Unpin,
     B::Error: Into<BoxError>,
 {
-    let (mut came, mut whole) = (Collector::default(), None);
+    let mut came = Collector::default();
+    let mut whole = None;
     while whole.is_none_or(|whole| came.len() < whole) {
         let frame = std::future::poll_fn(|cx| Pin::new(&mut rest.body).poll_frame(cx)).await;
         match frame.map(|frame| frame.map(Frame::into_data)) {
@@ -118,7 +119,9 @@ where
 /// Removes the large inputs from a message. Returns the remaining message with its prefix, and the inputs; `None` if the message
 /// has none or is malformed.
 pub(super) fn split(mut message: Data) -> Option<(Bytes, Inputs)> {
-    let (mut head, mut inputs, mut place) = (BytesMut::with_capacity(1024), Vec::new(), 0);
+    let mut head = BytesMut::with_capacity(1024);
+    let mut inputs = Vec::new();
+    let mut place = 0;
     head.put_bytes(0, PREFIX);
     let mut fields = 0;
     while !message.is_empty() {
@@ -161,7 +164,8 @@ pub(super) fn split(mut message: Data) -> Option<(Bytes, Inputs)> {
 
 /// Moves a varint from `from` to `to` unchanged and returns its value.
 fn varint(from: &mut Data, to: &mut BytesMut) -> Option<u64> {
-    let (mut value, mut count) = (0u64, 0u32);
+    let mut value = 0u64;
+    let mut count = 0u32;
     for &byte in from.pieces().iter().flatten() {
         value |= u64::from(byte & 0x7f).checked_shl(7 * count)?;
         count += 1;

@@ -106,7 +106,8 @@ pub struct ReflectionError(#[from] tonic_reflection::server::Error);
 pub fn serve(
     listener: TcpListener,
     service: SharedService,
-    (settings, connections): (Settings, listener::Settings),
+    settings: Settings,
+    connections: listener::Settings,
     phases: PhaseReceiver,
 ) -> Result<JoinHandle<()>, ReflectionError> {
     let service = admitted_services(service, settings)?;
@@ -206,7 +207,7 @@ where
         let is_stream = matches!(route, Route::StreamInfer | Route::Reflection);
         let timeout = MessageTimeout { idle: self.body_timeout, is_stream };
         let (budget, limits) = bounds_of(route, &self.budget, self.limits);
-        let request = received(request, (&budget, limits), timeout);
+        let request = received(request, &budget, limits, timeout);
         if !request.uri().path().starts_with("/inference.GRPCInferenceService/") {
             let others = self.others.clone().call(request.map(Body::new));
             return Box::pin(others);

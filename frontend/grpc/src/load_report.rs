@@ -72,7 +72,7 @@ impl OpenRcaService for OpenRca {
             return Err(status(error));
         };
         let every = periods(request.get_ref().report_interval);
-        Ok(Response::new(LoadReports::new(self.service.clone(), (PERIOD, every), place)))
+        Ok(Response::new(LoadReports::new(self.service.clone(), PERIOD, every, place)))
     }
 }
 
@@ -97,7 +97,7 @@ pub(super) struct LoadReports {
 
 impl LoadReports {
     /// Returns a report now, and then one after every so many periods.
-    fn new(service: SharedService, (period, every): (std::time::Duration, u64), place: OwnedSemaphorePermit) -> Self {
+    fn new(service: SharedService, period: std::time::Duration, every: u64, place: OwnedSemaphorePermit) -> Self {
         let mut ticks = interval(period);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let open = service.stream_open(Protocol::Grpc);
@@ -148,7 +148,7 @@ mod tests {
     async fn a_report_follows_at_once_and_after_each_interval() {
         let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
         let period = std::time::Duration::from_millis(2);
-        let mut reports = LoadReports::new(EchoService::default().shared(), (period, 4), place);
+        let mut reports = LoadReports::new(EchoService::default().shared(), period, 4, place);
         let begin = pharos_os::clock::now();
         for earliest in [0, 4, 8] {
             let RawMessage(report) = reports.next().await.unwrap().unwrap();

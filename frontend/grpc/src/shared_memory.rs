@@ -20,7 +20,8 @@ pub(super) fn system_status(service: &dyn Service, name: &str) -> Result<SystemS
             Memory::System { key, offset, .. } => (key.clone(), *offset),
             Memory::Cuda { .. } => Default::default(),
         };
-        let (name, byte_size) = (region.name.clone(), region.byte_size);
+        let name = region.name.clone();
+        let byte_size = region.byte_size;
         (name.clone(), system_shared_memory_status_response::RegionStatus { name, key, offset, byte_size })
     });
     Ok(SystemSharedMemoryStatusResponse { regions: regions.collect() })
@@ -44,7 +45,8 @@ pub(super) fn cuda_status(service: &dyn Service, name: &str) -> Result<CudaShare
             Memory::Cuda { device, .. } => u64::from(*device),
             Memory::System { .. } => 0,
         };
-        let (name, byte_size) = (region.name.clone(), region.byte_size);
+        let name = region.name.clone();
+        let byte_size = region.byte_size;
         (name.clone(), cuda_shared_memory_status_response::RegionStatus { name, device_id, byte_size })
     });
     Ok(CudaSharedMemoryStatusResponse { regions: regions.collect() })

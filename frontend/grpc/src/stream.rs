@@ -147,7 +147,7 @@ impl Reading {
                     let mut call = {
                         let mut call = self.call.lock();
                         call.name_model(&message.model_name, &message.model_version);
-                        call.request(received)
+                        call.child(received)
                     };
                     // As in Triton, an error before execution has no model name: the model may not exist.
                     let refused = Named { id: message.id.clone(), model: String::new() };
@@ -173,7 +173,7 @@ impl Reading {
                 Err(error) => {
                     tracing::debug!(%error, "reading a request stream failed");
                     if error.code() != tonic::Code::Cancelled {
-                        self.call.lock().request(received).end_with(error.code() as u16);
+                        self.call.lock().child(received).count_and_log_code(error.code() as u16);
                         let _ = self.queue.send(Err(error));
                     }
                     return;
@@ -197,8 +197,8 @@ impl Reading {
         message: ModelInferRequest,
         call: &mut Call,
     ) -> Result<(Box<dyn Responses>, bool), InferError> {
-        let mut decoded = codec::decode_for((message, Inputs::default()), &*self.service).await?;
-        call.complete(&mut decoded, self.service.now());
+        let mut decoded = codec::decode_for(message, Inputs::default(), &*self.service).await?;
+        call.describe_client_in(&mut decoded, self.service.now());
         decoded.timeline.request_start = self.service.now();
         let wants_empty = decoded.empty_final_response;
         // The next request of the stream waits too, because the requests of a sequence must stay in order.
@@ -291,14 +291,15 @@ impl Begun {
 /// Ends a request with its last answer.
 fn end(call: &mut Call, failed: Option<(ErrorCode, Reason)>) {
     let code = failed.map_or(0, |(code, _)| u16::try_from(code.grpc_code()).unwrap_or_default());
-    call.end(code, failed.map(|(_, reason)| reason));
+    call.count_and_log(code, failed.map(|(_, reason)| reason));
 }
 
 fn message(request: &Named, streamed: Streamed) -> Answer {
     let Streamed { answer, last, empty } = streamed;
     match answer {
         Ok(response) if empty => {
-            let (id, model_name) = (response.id, response.model_name);
+            let id = response.id;
+            let model_name = response.model_name;
             let response = ModelInferResponse { id, model_name, ..ModelInferResponse::default() };
             let infer_response = Some(finally(response, last));
             Answer {
@@ -320,7 +321,8 @@ fn message(request: &Named, streamed: Streamed) -> Answer {
 }
 
 fn failure(request: &Named, error: InferError, last: bool) -> Answer {
-    let (id, model_name) = (request.id.clone(), request.model.clone());
+    let id = request.id.clone();
+    let model_name = request.model.clone();
     let response = finally(ModelInferResponse { id, model_name, ..ModelInferResponse::default() }, last);
     Answer {
         message: ModelStreamInferResponse { error_message: error.message, infer_response: Some(response) },

@@ -135,7 +135,8 @@ async fn loads_and_unloads_have_parameters() {
         ("unknown", text("x"), Code::InvalidArgument, "unrecognized load parameter 'unknown'."),
     ] {
         let service = EchoService::default();
-        let (model_name, parameters) = ("other".to_owned(), parameters(name, choice));
+        let model_name = "other".to_owned();
+        let parameters = parameters(name, choice);
         let request = RepositoryModelLoadRequest { model_name, parameters, ..Default::default() };
         let load: Result<RepositoryModelLoadResponse, _> = call!(&service, "RepositoryModelLoad", request);
         let status = load.unwrap_err();
@@ -147,7 +148,8 @@ async fn loads_and_unloads_have_parameters() {
         (text("x"), Code::InvalidArgument, "'unload_dependents' parameter, expected bool_param."),
     ] {
         let service = EchoService::default();
-        let (model_name, parameters) = ("other".to_owned(), parameters("unload_dependents", choice));
+        let model_name = "other".to_owned();
+        let parameters = parameters("unload_dependents", choice);
         let request = RepositoryModelUnloadRequest { model_name, parameters, ..Default::default() };
         let unload: Result<RepositoryModelUnloadResponse, _> = call!(&service, "RepositoryModelUnload", request);
         let status = unload.unwrap_err();
@@ -331,8 +333,8 @@ async fn counts_of(service: &EchoService) -> Vec<(u16, Option<Reason>)> {
 async fn a_client_that_leaves_at_its_deadline_is_too_late() {
     let left = async |method: &str, limit: &str, after_ms: u64| {
         let service = EchoService::default();
-        let (request, mut server) =
-            (limited(method, limit), admitted_services(service.shared(), Settings::default()).unwrap());
+        let request = limited(method, limit);
+        let mut server = admitted_services(service.shared(), Settings::default()).unwrap();
         let call = async {
             let response = server.call(request).await.unwrap();
             http_body_util::BodyExt::collect(response.into_body()).await.map(drop)

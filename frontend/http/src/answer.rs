@@ -15,7 +15,7 @@ use pharos_edge::{Call, Refusal};
 use super::Edge;
 
 /// The return type of handlers.
-pub(super) type Answer = Result<Response, Failure>;
+pub(super) type HandlerResult = Result<Response, Failure>;
 
 /// The failure of a request.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl From<InferError> for Failure {
 }
 
 /// Ends a request with the answer of its handler.
-pub(super) fn finish(call: Call, answer: Answer) -> Response {
+pub(super) fn finish(call: Call, answer: HandlerResult) -> Response {
     match answer {
         Ok(response) => call.finish(response, None),
         Err(Failure::Error(failure)) => call.finish(error(&failure), Some(failure.reason)),
@@ -47,7 +47,7 @@ pub(super) fn finish(call: Call, answer: Answer) -> Response {
 /// Returns a handler that ends each call with the answer of a function.
 pub(super) fn answers<F>(answer: impl Fn(Edge, Routed) -> F + Send + Sync + 'static) -> Handler<Edge>
 where
-    F: Future<Output = Answer> + Send + 'static,
+    F: Future<Output = HandlerResult> + Send + 'static,
 {
     handler(move |edge, call, routed| {
         let answer = answer(edge, routed);
@@ -58,7 +58,7 @@ where
 /// Returns a function as the handler of GET.
 pub(super) fn get<F>(answer: impl Fn(Edge, Routed) -> F + Send + Sync + 'static) -> Methods<Edge>
 where
-    F: Future<Output = Answer> + Send + 'static,
+    F: Future<Output = HandlerResult> + Send + 'static,
 {
     Methods::get(answers(answer))
 }
@@ -66,7 +66,7 @@ where
 /// Returns a function as the handler of POST.
 pub(super) fn post<F>(answer: impl Fn(Edge, Routed) -> F + Send + Sync + 'static) -> Methods<Edge>
 where
-    F: Future<Output = Answer> + Send + 'static,
+    F: Future<Output = HandlerResult> + Send + 'static,
 {
     Methods::post(answers(answer))
 }
@@ -92,7 +92,7 @@ pub(super) fn no_access(refusal: Refusal) -> Response {
 }
 
 /// Returns the answer of a verb that reports only success or failure.
-pub(super) fn done(result: Result<(), InferError>) -> Answer {
+pub(super) fn done(result: Result<(), InferError>) -> HandlerResult {
     Ok(result.map(|()| empty(StatusCode::OK))?)
 }
 
@@ -110,7 +110,7 @@ pub(super) fn json(body: impl Into<Bytes>) -> Response {
 }
 
 /// Returns a value as JSON with status 200.
-pub(super) fn json_of(value: &impl serde::Serialize) -> Answer {
+pub(super) fn json_of(value: &impl serde::Serialize) -> HandlerResult {
     let body =
         serde_json::to_vec(value).map_err(|error| InferError::internal(format!("cannot write JSON: {error}")))?;
     Ok(json(body))

@@ -20,9 +20,9 @@ use tokio::task::JoinHandle;
 
 use super::codec::HEADER_LENGTH;
 use super::dispatch::Dispatch;
-use super::{Edge, Settings, answer, metrics, refused};
+use super::{Edge, Settings, answer, metrics};
 use pharos_edge::Incoming;
-use pharos_edge::http_service::{Handle, HttpService};
+use pharos_edge::http_service::{Handle, HttpService, count_unparsed};
 use pharos_edge::request_log::FIELDS;
 use pharos_edge::routing::Routes;
 use pharos_listener as listener;
@@ -68,7 +68,7 @@ impl Endpoints {
     ) -> JoinHandle<()> {
         let Edge { service, settings, .. } = self.dispatch.edge().clone();
         let endpoints = HttpService::new(self, settings.body_timeout);
-        tokio::spawn(listener::serve(listener, connections, endpoints, refused(service), phases))
+        tokio::spawn(listener::serve(listener, connections, endpoints, count_unparsed(service), phases))
     }
 }
 
@@ -79,6 +79,10 @@ impl Handle for Endpoints {
             Platform::SageMaker(sagemaker) => sagemaker.answer(self.dispatch, incoming).await,
             Platform::VertexAi(vertex_ai) => vertex_ai.answer(self.dispatch, &self.metrics, incoming).await,
         })
+    }
+
+    fn refuse(&self, request: Request<Body>, response: Response) -> Response {
+        self.dispatch.refuse(request, response)
     }
 }
 

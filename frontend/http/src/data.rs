@@ -17,7 +17,8 @@ const WRONG_COUNT: &str = "Shape does not match true shape of 'data' field";
 /// Whether a byte separates scalars.
 const SEPARATES: [bool; 256] = {
     let mut separates = [false; 256];
-    let (bytes, mut at) = (b"[], \t\n\r", 0);
+    let bytes = b"[], \t\n\r";
+    let mut at = 0;
     while at < bytes.len() {
         separates[bytes[at] as usize] = true;
         at += 1;

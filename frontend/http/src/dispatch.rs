@@ -48,6 +48,10 @@ impl Handle for Dispatch {
     fn handle(self, request: Request<Body>) -> impl Future<Output = Result<Response, Infallible>> + Send {
         self.answer(Incoming::over_http(request, &FIELDS))
     }
+
+    fn refuse(&self, request: Request<Body>, response: Response) -> Response {
+        self.routes.refuse(request, response)
+    }
 }
 
 /// Returns the model of a `POST /v2/models/M/infer` without version and percent-encoded characters. The route table handles all

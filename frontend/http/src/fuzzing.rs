@@ -55,7 +55,10 @@ fn generate(body: &[u8]) {
         ("H", "FP16", vec![-1]),
     ];
     let tensor = |(name, datatype, shape): (&str, _, _)| TensorMetadata { name: name.to_owned(), datatype, shape };
-    let (name, platform, versions, outputs) = ("m".to_owned(), String::new(), Vec::new(), Vec::new());
+    let name = "m".to_owned();
+    let platform = String::new();
+    let versions = Vec::new();
+    let outputs = Vec::new();
     let model = ModelMetadata { name, versions, platform, inputs: inputs.map(tensor).to_vec(), outputs };
     let mut request = InferRequest::default();
     let generated = convert::request(body, &model, &mut request).map(|_| request.inputs);

@@ -35,7 +35,7 @@ pub(super) async fn generate(edge: Edge, mut call: Call, mut routed: Routed) -> 
         Ok(path) => path,
         Err(failure) => return answer::finish(call, Err(failure)),
     };
-    call.begin(routed.request.headers());
+    call.read_headers(routed.request.headers());
     let answer = async {
         let mut responses = begin(&edge, &mut call, path, routed.request).await?;
         let response = only(&mut *responses).await;
@@ -57,7 +57,7 @@ pub(super) async fn generate_stream(edge: Edge, mut call: Call, mut routed: Rout
     };
     let open = edge.service.stream_open(Protocol::Http);
     let headers = routed.request.headers();
-    call.begin(headers);
+    call.read_headers(headers);
     // The times are known at the end of the stream.
     let trailer = if accepts_trailers(headers) { call.timing_of_trailer() } else { None };
     let mut responses = match begin(&edge, &mut call, path, routed.request).await {
@@ -85,7 +85,8 @@ pub(super) async fn generate_stream(edge: Edge, mut call: Call, mut routed: Rout
 /// Returns the response of a model that sends exactly one, and the timeline at the end of the request.
 async fn only(responses: &mut dyn Responses) -> Result<(InferResponse, Timeline), InferError> {
     let not_one = || InferError::invalid(NOT_ONE);
-    let (mut found, mut timeline) = (None, Timeline::default());
+    let mut found = None;
+    let mut timeline = Timeline::default();
     while let Some(Streamed { answer, empty, .. }) = responses.next_response().await {
         if let Ok(response) = &answer {
             timeline = response.timeline;
@@ -128,7 +129,8 @@ async fn begin_traced(
     // Report an unknown model before errors in the body, as Triton does.
     let metadata = edge.service.model_metadata(&path.model, &path.version);
     let body = read(edge, body).await;
-    let (metadata, body) = (metadata?, body?);
+    let metadata = metadata?;
+    let body = body?;
     let mut request = InferRequest { model_name: path.model, model_version: path.version, ..InferRequest::default() };
     let mut request = on_a_thread_if(body.len() > LONG, move || {
         convert::request(&body.join(), &metadata, &mut request)?;
@@ -136,7 +138,7 @@ async fn begin_traced(
     })
     .await?;
     call.forward(&edge.settings.forward, headers)?;
-    call.complete(&mut request, edge.service.now());
+    call.describe_client_in(&mut request, edge.service.now());
     request.timeline.request_start = edge.service.now();
     edge.service.stream(request)
 }

@@ -53,9 +53,10 @@ pub(super) async fn answer(
         header_length: text(headers, HEADER_LENGTH).map(Cow::into_owned),
     };
     let answer_coding = Coding::of_response(text(headers, ACCEPT_ENCODING).as_deref());
-    call.begin(headers);
+    call.read_headers(headers);
     call.begin_trace(&head.model_name, headers);
-    let (model, version) = (head.model_name.clone(), head.model_version.clone());
+    let model = head.model_name.clone();
+    let version = head.model_version.clone();
     let result = async {
         let received_request = receive(edge, head, body, coding).await;
         // Report an unknown model before errors in the body, as Triton does.
@@ -95,7 +96,7 @@ pub(super) async fn execute(
     call: &mut Call,
     mut request: Box<InferRequest>,
 ) -> Result<InferResponse, InferError> {
-    call.complete(&mut request, service.now());
+    call.describe_client_in(&mut request, service.now());
     request.timeline.request_start = service.now();
     let response = service.infer(request, Endpoint::HttpInfer).await;
     call.has_responded();
@@ -123,7 +124,8 @@ async fn receive(edge: &Edge, head: Head, body: Body, coding: Coding) -> Result<
     let long = body.len() > LONG || coding != Coding::Identity;
     let binary_follows = declared.is_some_and(|length| length <= LONG as u64) && coding == Coding::Identity;
     let budget = &edge.settings.budget;
-    let (permit, mut reservation) = (coder(budget, coding).await, budget.reserve());
+    let permit = coder(budget, coding).await;
+    let mut reservation = budget.reserve();
     let work = move || {
         let body = match compression::decompress(body, coding, json.saturating_add(limit), &mut reservation)? {
             Some(body) => body,

@@ -68,7 +68,8 @@ pub(super) fn check_depth(json: &str) -> Result<(), InferError> {
     if bytes.chunks(128).map(opened).sum::<usize>() <= MAX_DEPTH {
         return Ok(());
     }
-    let (mut depth, mut at) = (0usize, 0);
+    let mut depth = 0usize;
+    let mut at = 0;
     while let Some(&byte) = bytes.get(at) {
         match byte {
             b'"' => at = string_end(bytes, at),
@@ -152,7 +153,8 @@ fn restore(rest: &str) -> Option<(usize, String)> {
 fn rewrite(json: &str, replace: impl Fn(&str) -> Option<(usize, String)>) -> Option<String> {
     let bytes = json.as_bytes();
     let mut out = String::new();
-    let (mut copied, mut at) = (0, 0);
+    let mut copied = 0;
+    let mut at = 0;
     while let Some(&byte) = bytes.get(at) {
         if byte == b'"' {
             at = string_end(bytes, at) + 1;

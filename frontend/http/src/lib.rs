@@ -39,7 +39,7 @@ use http::StatusCode;
 use pharos::access::Restrictions;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::metrics::labels::Listener;
-use pharos::service::{Protocol, Route, SharedService};
+use pharos::service::SharedService;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
@@ -47,7 +47,7 @@ use dispatch::Dispatch;
 pub use routes::{V2, router};
 
 use pharos_edge::access::{Access, Forward};
-use pharos_edge::http_service::HttpService;
+use pharos_edge::http_service::{HttpService, count_unparsed};
 use pharos_edge::response_timing::ResponseTiming;
 use pharos_edge::{Policy, ServerPolicy};
 use pharos_listener as listener;
@@ -139,20 +139,13 @@ impl Edge {
 pub fn serve(
     listener: TcpListener,
     service: SharedService,
-    (settings, connections): (Settings, listener::Settings),
+    settings: Settings,
+    connections: listener::Settings,
     phases: PhaseReceiver,
 ) -> JoinHandle<()> {
     let body_timeout = settings.body_timeout;
     let dispatch = HttpService::new(Dispatch::new(service.clone(), settings), body_timeout);
-    tokio::spawn(listener::serve(listener, connections, dispatch, refused(service), phases))
-}
-
-/// Returns a callback that counts connections refused before a request could be parsed, by status.
-fn refused(service: SharedService) -> impl Fn(u16) + Clone + Send + 'static {
-    move |status| {
-        let reason = if status == 400 { Reason::Malformed } else { Reason::TooLarge };
-        service.record_answered(Protocol::Http, Route::Unknown, status, Some(reason));
-    }
+    tokio::spawn(listener::serve(listener, connections, dispatch, count_unparsed(service), phases))
 }
 
 /// Returns the answer for an unknown path.

@@ -6,16 +6,16 @@ use pharos::error::{Cause, InferError};
 use pharos::service::{LogSettings, LogUpdate, log_format, unchangeable_log_setting};
 use serde_json::value::RawValue;
 
-use super::answer::Answer;
+use super::answer::HandlerResult;
 use super::json::{Members, as_bool, as_string, as_u64, from_body, parse_error};
 use super::{Edge, answer};
 use pharos_edge::routing::Routed;
 
-pub(super) async fn get(edge: Edge, _: Routed) -> Answer {
+pub(super) async fn get(edge: Edge, _: Routed) -> HandlerResult {
     shown(&edge.service.log_settings())
 }
 
-pub(super) async fn post(edge: Edge, routed: Routed) -> Answer {
+pub(super) async fn post(edge: Edge, routed: Routed) -> HandlerResult {
     let update = read(&edge, routed.request.into_body()).await;
     match update {
         // Triton answers 503 to an invalid log format.
@@ -53,7 +53,7 @@ fn member(name: &str, value: &RawValue, update: &mut LogUpdate) -> Result<(), In
     Ok(())
 }
 
-fn shown(settings: &LogSettings) -> Answer {
+fn shown(settings: &LogSettings) -> HandlerResult {
     let LogSettings { file, info, warning, error, verbose, format } = settings;
     answer::json_of(&serde_json::json!({
         "log_file": file,

@@ -5,7 +5,7 @@ use pharos::error::{InferError, Reason};
 use pharos::model::{ModelMetadata, TensorMetadata};
 use serde_json::json;
 
-use super::answer::{Answer, Failure};
+use super::answer::{Failure, HandlerResult};
 use super::{Edge, answer};
 use pharos_edge::routing::Routed;
 
@@ -28,7 +28,7 @@ impl ModelPath {
     }
 }
 
-pub(super) async fn metadata(edge: Edge, mut routed: Routed) -> Answer {
+pub(super) async fn metadata(edge: Edge, mut routed: Routed) -> HandlerResult {
     let path = ModelPath::of(&mut routed)?;
     Ok(answer::json(metadata_json(&edge.service.model_metadata(&path.model, &path.version)?)))
 }
@@ -52,7 +52,7 @@ fn metadata_json(metadata: &ModelMetadata) -> String {
 }
 
 /// Answers 200 with an empty body, else 400 with the reason if known; also for a model that does not exist.
-pub(super) async fn ready(edge: Edge, mut routed: Routed) -> Answer {
+pub(super) async fn ready(edge: Edge, mut routed: Routed) -> HandlerResult {
     let path = ModelPath::of(&mut routed)?;
     let reason = match edge.service.model_ready(&path.model, &path.version).await {
         Ok(true) => return Ok(answer::empty(StatusCode::OK)),
@@ -67,21 +67,21 @@ pub(super) async fn ready(edge: Edge, mut routed: Routed) -> Answer {
     Err(answer::refused(answer::error_text(StatusCode::BAD_REQUEST, &text), reason))
 }
 
-pub(super) async fn config(edge: Edge, mut routed: Routed) -> Answer {
+pub(super) async fn config(edge: Edge, mut routed: Routed) -> HandlerResult {
     let path = ModelPath::of(&mut routed)?;
     Ok(answer::json(edge.service.model_config_json(&path.model, &path.version)?))
 }
 
-pub(super) async fn statistics(edge: Edge, mut routed: Routed) -> Answer {
+pub(super) async fn statistics(edge: Edge, mut routed: Routed) -> HandlerResult {
     let path = ModelPath::of(&mut routed)?;
     statistics_json(&edge, &path.model, &path.version)
 }
 
-pub(super) async fn all_statistics(edge: Edge, _: Routed) -> Answer {
+pub(super) async fn all_statistics(edge: Edge, _: Routed) -> HandlerResult {
     statistics_json(&edge, "", "")
 }
 
-fn statistics_json(edge: &Edge, model: &str, version: &str) -> Answer {
+fn statistics_json(edge: &Edge, model: &str, version: &str) -> HandlerResult {
     #[derive(serde::Serialize)]
     struct Statistics<T> {
         model_stats: T,

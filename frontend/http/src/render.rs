@@ -106,12 +106,12 @@ pub(super) fn data(out: &mut Vec<u8>, output: &InferOutput) -> Result<(), InferE
     }
     match tensor.datatype {
         DataType::Bytes => strings(out, output),
-        datatype => elements(out, (&output.name, datatype), bytes),
+        datatype => elements(out, &output.name, datatype, bytes),
     }
 }
 
 /// Appends the elements of a fixed-size datatype, separated by commas; `name` is for error messages.
-pub(super) fn elements(out: &mut Vec<u8>, (name, datatype): (&str, DataType), bytes: &[u8]) -> Result<(), InferError> {
+pub(super) fn elements(out: &mut Vec<u8>, name: &str, datatype: DataType, bytes: &[u8]) -> Result<(), InferError> {
     match datatype {
         DataType::Bool => list(out, bytes, |out, [byte]| value(out, &(byte != 0))),
         DataType::Uint8 => list(out, bytes, |out, element| value(out, &u8::from_le_bytes(element))),

@@ -11,7 +11,7 @@ use pharos::service::Route;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::answer::Answer;
+use super::answer::HandlerResult;
 use super::infer::{LONG, on_a_thread_if};
 use super::json::{Members, as_bool, as_string, from_body, object, parse_error};
 use super::{Edge, answer};
@@ -52,7 +52,7 @@ impl<'a> From<&'a IndexEntry> for Entry<'a> {
     }
 }
 
-pub(super) async fn index(edge: Edge, routed: Routed) -> Answer {
+pub(super) async fn index(edge: Edge, routed: Routed) -> HandlerResult {
     let body = edge.read_short(routed.request.into_body(), "an index request").await?;
     let entries = edge.service.repository_index(ready_only(&body)?).await?;
     answer::json_of(&entries.iter().map(Entry::from).collect::<Vec<_>>())
@@ -77,7 +77,7 @@ pub(super) fn route_of_operation(path: &str) -> Route {
 
 /// `POST /v2/repository/models/M/load` and `/unload`. Clients do not encode slashes in a name, so everything before the verb is
 /// the name; the engine then refuses an invalid one with an explanation.
-pub(super) async fn operate(edge: Edge, routed: Routed) -> Answer {
+pub(super) async fn operate(edge: Edge, routed: Routed) -> HandlerResult {
     let operation = routed.parameters.unwrap_or_default().concat();
     let body = routed.request.into_body();
     match operation.rsplit_once('/') {
@@ -89,7 +89,7 @@ pub(super) async fn operate(edge: Edge, routed: Routed) -> Answer {
 
 /// `POST /v2/repository/R/models/M/load` and `/unload`. Triton has these paths and refuses the name of the repository; the name in
 /// the path of an index has no effect.
-pub(super) async fn operate_in(_: Edge, routed: Routed) -> Answer {
+pub(super) async fn operate_in(_: Edge, routed: Routed) -> HandlerResult {
     let named = routed.parameters.as_deref().and_then(|parts| parts.last()?.rsplit_once('/'));
     match named {
         Some((_, "load" | "unload")) => {
@@ -99,13 +99,13 @@ pub(super) async fn operate_in(_: Edge, routed: Routed) -> Answer {
     }
 }
 
-async fn load(edge: &Edge, model: &str, body: Body) -> Answer {
+async fn load(edge: &Edge, model: &str, body: Body) -> HandlerResult {
     let body = whole(edge, body).await?;
     let parameters = on_a_thread_if(body.len() > LONG, move || load_parameters(&body.join())).await?;
     answer::done(edge.service.load_model(model, parameters).await)
 }
 
-async fn unload(edge: &Edge, model: &str, body: Body) -> Answer {
+async fn unload(edge: &Edge, model: &str, body: Body) -> HandlerResult {
     let body = whole(edge, body).await?;
     let dependents = on_a_thread_if(body.len() > LONG, move || unloads_dependents(&body.join())).await?;
     answer::done(edge.service.unload_model(model, dependents).await)
@@ -199,7 +199,8 @@ mod tests {
             let edge = Edge::new(EchoService::default().shared(), Settings::default());
             for (size, at_once) in [(1000, true), (LONG, false)] {
                 let body = || Body::from(format!(r#"{{"parameters":{{"config":"{}"}}}}"#, "x".repeat(size)));
-                let (mut load, mut unload) = (pin!(load(&edge, "m", body())), pin!(unload(&edge, "m", body())));
+                let mut load = pin!(load(&edge, "m", body()));
+                let mut unload = pin!(unload(&edge, "m", body()));
                 let ready =
                     poll_fn(|cx| Poll::Ready([load.as_mut().poll(cx).is_ready(), unload.as_mut().poll(cx).is_ready()]));
                 assert_eq!(ready.await, [at_once; 2], "{size} bytes");

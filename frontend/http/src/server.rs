@@ -2,7 +2,7 @@
 
 use pharos_edge::routing::Routed;
 
-use super::answer::Answer;
+use super::answer::HandlerResult;
 use super::{Edge, answer};
 
 /// The extensions advertised, in Triton's order.
@@ -12,7 +12,7 @@ const EXTENSIONS: &str = concat!(
     r#""statistics","trace","logging"]"#
 );
 
-pub(super) async fn metadata(edge: Edge, _: Routed) -> Answer {
+pub(super) async fn metadata(edge: Edge, _: Routed) -> HandlerResult {
     let name = serde_json::to_string(edge.service.server_name()).unwrap_or_else(|_| "\"triton\"".to_owned());
     let version = env!("CARGO_PKG_VERSION");
     let body = format!("{{\"name\":{name},\"version\":\"{version}\",\"extensions\":{EXTENSIONS}}}");

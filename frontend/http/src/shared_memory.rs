@@ -11,7 +11,7 @@ use pharos::shared_memory::{Status, not_a_handle};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::answer::{Answer, Failure, get, post};
+use super::answer::{Failure, HandlerResult, get, post};
 use super::json::{from_body, object, parse_error};
 use super::{Edge, answer};
 use pharos_edge::routing::{Builder, Routed};
@@ -104,7 +104,7 @@ fn register_of(kind: Kind) -> Route {
     }
 }
 
-fn status(edge: &Edge, kind: Kind, region: Option<&str>) -> Answer {
+fn status(edge: &Edge, kind: Kind, region: Option<&str>) -> HandlerResult {
     let found = edge.service.memory_status(kind, region)?;
     answer::json_of(&found.iter().map(shown).collect::<Vec<_>>())
 }
@@ -117,11 +117,11 @@ fn shown(Status { region, in_use }: &Status) -> Shown<'_> {
     Shown { name: &region.name, place, byte_size: region.byte_size, in_use: *in_use, uses: region.uses() }
 }
 
-fn unregister(edge: &Edge, kind: Kind, region: Option<&str>) -> Answer {
+fn unregister(edge: &Edge, kind: Kind, region: Option<&str>) -> HandlerResult {
     answer::done(edge.service.unregister_memory(kind, region))
 }
 
-async fn register(edge: &Edge, kind: Kind, region: &str, body: Body) -> Answer {
+async fn register(edge: &Edge, kind: Kind, region: &str, body: Body) -> HandlerResult {
     let body = edge.read_short(body, "a shared memory registration").await?;
     answer::done(match kind {
         Kind::System => {

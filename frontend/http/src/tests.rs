@@ -7,6 +7,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Request, StatusCode};
 use http_body_util::BodyExt;
 use pharos::error::Reason;
+use pharos::service::{Protocol, Route};
 
 use super::*;
 use pharos_edge::http_service::Handle;
@@ -390,7 +391,7 @@ async fn malformed_heads_are_counted() {
     let address = listener.local_addr().unwrap();
     let service = EchoService::default();
     let (stop, life) = tokio::sync::watch::channel(listener::Phase::Serving);
-    let server = serve(listener, service.shared(), (Settings::default(), connections()), life);
+    let server = serve(listener, service.shared(), Settings::default(), connections(), life);
     let heads = [
         (400, "NONSENSE\r\n\r\n".to_owned()),
         (400, "POST /v2 HTTP/1.1\r\nContent-Length: -1\r\n\r\n".to_owned()),
@@ -448,7 +449,7 @@ async fn shutdown_lets_requests_finish() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, life) = tokio::sync::watch::channel(listener::Phase::Serving);
-    let server = serve(listener, EchoService::default().shared(), (Settings::default(), connections()), life);
+    let server = serve(listener, EchoService::default().shared(), Settings::default(), connections(), life);
     let mut client = tokio::net::TcpStream::connect(address).await.unwrap();
     let head = format!("POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", GOOD.len());
     let mut buffer = vec![0; 4096];
@@ -471,7 +472,8 @@ async fn shutdown_lets_requests_finish() {
 
 #[tokio::test]
 async fn loads_and_unloads_have_parameters() {
-    let (load, unload) = ("/v2/repository/models/other%20one/load", "/v2/repository/models/other/unload");
+    let load = "/v2/repository/models/other%20one/load";
+    let unload = "/v2/repository/models/other/unload";
     let many = format!(r#"{{"parameters":{{"config":"{}"}}}}"#, "x".repeat(1 << 16));
     for (path, body, status, expected) in [
         (load, "", 500, "other one with "),

@@ -9,31 +9,31 @@ use pharos::service::{TraceSettings, unchangeable_trace_setting};
 use pharos::trace::settings::{Change, Update, count, levels, unsigned};
 use serde_json::value::RawValue;
 
-use super::answer::Answer;
+use super::answer::HandlerResult;
 use super::json::{Members, as_string, from_body, parse_error, type_error};
 use super::model::ModelPath;
 use super::{Edge, answer};
 use pharos_edge::routing::Routed;
 
-pub(super) async fn get(edge: Edge, _: Routed) -> Answer {
+pub(super) async fn get(edge: Edge, _: Routed) -> HandlerResult {
     Ok(shown(edge.service.trace_settings("")?))
 }
 
-pub(super) async fn get_of(edge: Edge, mut routed: Routed) -> Answer {
+pub(super) async fn get_of(edge: Edge, mut routed: Routed) -> HandlerResult {
     let path = ModelPath::of(&mut routed)?;
     Ok(shown(edge.service.trace_settings(&path.model)?))
 }
 
-pub(super) async fn post(edge: Edge, routed: Routed) -> Answer {
+pub(super) async fn post(edge: Edge, routed: Routed) -> HandlerResult {
     change(&edge, "", routed.request.into_body()).await
 }
 
-pub(super) async fn post_of(edge: Edge, mut routed: Routed) -> Answer {
+pub(super) async fn post_of(edge: Edge, mut routed: Routed) -> HandlerResult {
     let path = ModelPath::of(&mut routed)?;
     change(&edge, &path.model, routed.request.into_body()).await
 }
 
-async fn change(edge: &Edge, model: &str, body: Body) -> Answer {
+async fn change(edge: &Edge, model: &str, body: Body) -> HandlerResult {
     // Report an unknown model before errors in the body, as Triton does.
     edge.service.trace_settings(model)?;
     let body = edge.read_short(body, "a trace settings update").await?;

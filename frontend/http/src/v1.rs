@@ -17,7 +17,7 @@ use pharos::infer::InferRequest;
 use pharos::service::Route;
 use serde::Serialize;
 
-use super::answer::{Answer, Failure, get};
+use super::answer::{Failure, HandlerResult, get};
 use super::generate::{check_encoding, read};
 use super::infer::{LONG, execute, on_a_thread_if};
 use super::model::ModelPath;
@@ -47,7 +47,7 @@ fn route_of_model(path: &str) -> Route {
 }
 
 /// `GET /`: KServe's liveness check of v1.
-async fn alive(_: Edge, _: Routed) -> Answer {
+async fn alive(_: Edge, _: Routed) -> HandlerResult {
     Ok(answer::json(r#"{"status":"alive"}"#))
 }
 
@@ -60,7 +60,7 @@ struct List<'a> {
 }
 
 /// `GET /v1/models`: the models with at least one ready version.
-async fn list(edge: Edge, _: Routed) -> Answer {
+async fn list(edge: Edge, _: Routed) -> HandlerResult {
     let entries = edge.service.repository_index(true).await?;
     let names: BTreeSet<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
     let openai = openai::ModelList::new(&edge, names.iter().copied());
@@ -77,7 +77,7 @@ struct Ready<'a> {
 }
 
 /// Answers 200 if the model is ready, 503 if it is not, and 404 if it does not exist, like KServe's model server.
-async fn ready(edge: Edge, mut routed: Routed) -> Answer {
+async fn ready(edge: Edge, mut routed: Routed) -> HandlerResult {
     let ModelPath { model, version } = ModelPath::of(&mut routed)?;
     let failure = match edge.service.model_ready(&model, &version).await {
         Ok(true) => {
@@ -113,9 +113,9 @@ async fn predict(edge: Edge, call: Call, mut routed: Routed) -> Response {
 async fn answer_predict(edge: &Edge, mut call: Call, model: &str, version: &str, request: Request<Body>) -> Response {
     let (parts, body) = request.into_parts();
     call.begin_trace(model, &parts.headers);
-    call.begin(&parts.headers);
+    call.read_headers(&parts.headers);
     let result = async {
-        let (request, form) = receive(edge, (model, version), &parts.headers, body).await?;
+        let (request, form) = receive(edge, model, version, &parts.headers, body).await?;
         call.forward(&edge.settings.forward, &parts.headers)?;
         let response = execute(&*edge.service, &mut call, Box::new(request)).await?;
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
@@ -128,7 +128,8 @@ async fn answer_predict(edge: &Edge, mut call: Call, model: &str, version: &str,
 /// Reads a request for the model in its path.
 async fn receive(
     edge: &Edge,
-    (model, version): (&str, &str),
+    model: &str,
+    version: &str,
     headers: &HeaderMap,
     body: Body,
 ) -> Result<(InferRequest, request::Form), InferError> {

@@ -74,7 +74,8 @@ impl Accepted {
     /// Detects the client's protocol, and performs the TLS handshake. Returns the stream, and the name in the client's certificate if
     /// it has one. `None` if the connection was refused or lost.
     async fn open(&self, stream: TcpStream) -> Option<(Stream, Option<Arc<str>>)> {
-        let (shared, mut first) = (&*self.shared, [0; PREFACE.len()]);
+        let shared = &*self.shared;
+        let mut first = [0; PREFACE.len()];
         let count = peek(&stream, &mut first).await.ok()?;
         let first = first.get(..count).filter(|first| !first.is_empty())?;
         let is_tls = first.starts_with(&[HANDSHAKE]);
@@ -100,8 +101,10 @@ impl Accepted {
     }
 
     async fn handshake(&self, stream: TcpStream) -> Option<(Stream, Option<Arc<str>>)> {
-        let (shared, peer) = (&*self.shared, stream.peer_addr().ok());
-        let (acceptor, limit) = (shared.settings.tls.as_ref()?.acceptor(), shared.settings.limits.handshake);
+        let shared = &*self.shared;
+        let peer = stream.peer_addr().ok();
+        let acceptor = shared.settings.tls.as_ref()?.acceptor();
+        let limit = shared.settings.limits.handshake;
         let limit = if limit.is_zero() { Duration::MAX } else { limit };
         match tokio::time::timeout(limit, acceptor.accept(stream)).await {
             Ok(Ok(stream)) => {

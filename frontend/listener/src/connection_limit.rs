@@ -1,6 +1,8 @@
 //! Counts and limits the connections of a listener.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::connection_metrics::ConnectionMetrics;
 
@@ -23,7 +25,7 @@ impl ConnectionLimit {
 
     /// Returns a permit for one more connection, if the limit is not reached.
     pub(super) fn enter(self: &Arc<Self>) -> Option<Permit> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
         if self.most > 0 && *open >= self.most {
             return None;
         }
@@ -35,7 +37,7 @@ impl ConnectionLimit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let mut open = self.0.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.0.open.lock();
         *open -= 1;
         self.0.metrics.open(*open);
     }
@@ -50,7 +52,8 @@ mod tests {
     #[test]
     fn refuses_connections_over_the_limit() {
         let limit = ConnectionLimit::new(2, ConnectionMetrics::new(Listener::Http, None));
-        let (first, second) = (limit.enter(), limit.enter());
+        let first = limit.enter();
+        let second = limit.enter();
         assert!(first.is_some() && second.is_some() && limit.enter().is_none());
         drop(first);
         let third = limit.enter();

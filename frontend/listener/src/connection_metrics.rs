@@ -1,9 +1,10 @@
 //! Counters of connections, and rate-limited log lines about refused ones.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use pharos::metrics::cache::Cache;
 use pharos::metrics::labels::{Listener, Refused};
 use pharos::metrics::record;
@@ -79,7 +80,8 @@ impl ConnectionMetrics {
             record::connection_refused(cache, self.0.listener, reason);
         }
         let Some(unlogged) = self.line(reason, clock::now()) else { return };
-        let (listener, peer) = (self.0.listener.as_str(), peer.address().map(|peer| peer.to_string()));
+        let listener = self.0.listener.as_str();
+        let peer = peer.address().map(|peer| peer.to_string());
         let more = if unlogged > 0 { format!(" ({unlogged} similar ones not logged)") } else { String::new() };
         let peer = peer.unwrap_or_else(|| "an unknown address".to_owned());
         tracing::warn!("{listener}: refused a connection from {peer}, {}: {}{more}", reason.as_str(), why());
@@ -87,7 +89,7 @@ impl ConnectionMetrics {
 
     /// Returns the number of events since the last line if a line is due, else `None`.
     fn line(&self, reason: Refused, now: Instant) -> Option<u64> {
-        let mut logged = self.0.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logged = self.0.logged.lock();
         let logged = logged.get_mut(reason as usize)?;
         if logged.last.is_some_and(|last| now - last < LOG_INTERVAL) {
             logged.unlogged += 1;

@@ -286,7 +286,7 @@ impl Shared {
             let most = self.settings.limits.connections;
             self.metrics.refused(Refused::Limit, &stream, || format!("the limit of {most} connections is reached"));
             let text = format!("the server has reached its limit of {most} connections; try again later");
-            return self.refusals.overloaded(stream, (self.versions, self.settings.tls.is_some()), &text);
+            return self.refusals.overloaded(stream, self.versions, self.settings.tls.is_some(), &text);
         };
         let activity = self.watch.activity(stream.peer_addr().ok());
         let accepted = Accepted { shared: self.clone(), activity: activity.clone() };

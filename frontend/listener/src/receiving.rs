@@ -123,7 +123,8 @@ mod tests {
     #[test]
     fn reservations_share_a_limit_and_release_it() {
         let budget = Budget::new(10);
-        let (mut one, mut other) = (budget.reserve(), budget.reserve());
+        let mut one = budget.reserve();
+        let mut other = budget.reserve();
         assert_eq!((one.grow(6), other.grow(5)), (Ok(()), Err(Full { most: 10 })));
         assert_eq!((other.grow(4), one.grow(1)), (Ok(()), Err(Full { most: 10 })));
         one.release();

@@ -27,7 +27,7 @@ impl RefusalSender {
     }
 
     /// Refuses a connection over the limit. With `tls` it is only closed, because a handshake is too expensive.
-    pub(super) fn overloaded(&self, stream: TcpStream, (versions, tls): (HttpVersions, bool), text: &str) {
+    pub(super) fn overloaded(&self, stream: TcpStream, versions: HttpVersions, tls: bool, text: &str) {
         if tls {
             return;
         }
@@ -60,7 +60,8 @@ impl RefusalSender {
             let all = async {
                 stream.write_all(&response).await?;
                 stream.shutdown().await?;
-                let (mut buffer, mut read) = ([0; 4096], 0);
+                let mut buffer = [0; 4096];
+                let mut read = 0;
                 while read < LINGER_BYTES {
                     match stream.read(&mut buffer).await? {
                         0 => break,

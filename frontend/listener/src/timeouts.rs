@@ -6,11 +6,12 @@
 
 use std::future::Future;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use pharos::metrics::labels::Refused;
 use tokio::task::AbortHandle;
 
@@ -66,7 +67,7 @@ struct Connections {
 
 impl Connections {
     fn open(&self) -> MutexGuard<'_, Vec<(Arc<Activity>, AbortHandle)>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        self.open.lock()
     }
 }
 
@@ -117,7 +118,8 @@ impl Watch {
             ticks => u32::try_from(ticks).unwrap_or(u32::MAX),
         };
         let ticks = Ticks { head: ticks(timeouts.head), idle: ticks(timeouts.idle), write: ticks(timeouts.write) };
-        let (open, draining) = (Mutex::default(), AtomicBool::new(false));
+        let open = Mutex::default();
+        let draining = AtomicBool::new(false);
         let connections = Arc::new(Connections { tick, open, metrics, write_ticks: ticks.write, draining });
         let weak = Arc::downgrade(&connections);
         tokio::spawn(async move {
@@ -203,8 +205,10 @@ impl Activity {
         if over(self.blocked_since.load(Ordering::Relaxed), ticks.write) || unread() {
             return Some(Verdict::Refused(Refused::SlowReader));
         }
-        let (state, served) = (self.state.load(Ordering::Relaxed), self.served.load(Ordering::Relaxed));
-        let (since, http2) = (state as u32, self.is_http2());
+        let state = self.state.load(Ordering::Relaxed);
+        let served = self.served.load(Ordering::Relaxed);
+        let since = state as u32;
+        let http2 = self.is_http2();
         if state >= ONE || (http2 && served) {
             return None;
         }
@@ -258,7 +262,7 @@ impl Activity {
     /// Ends the connection after the requests in flight.
     fn shut_down(&self) {
         self.shutting_down.store(true, Ordering::Release);
-        if let Some(waker) = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(waker) = self.waiting.lock().take() {
             waker.wake();
         }
     }
@@ -269,7 +273,7 @@ impl Activity {
         let mut stored = false;
         std::future::poll_fn(move |cx| {
             if !stored {
-                *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = Some(cx.waker().clone());
+                *self.waiting.lock() = Some(cx.waker().clone());
                 stored = true;
             }
             if self.shutting_down.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }
@@ -398,7 +402,8 @@ mod tests {
         let idle = Duration::from_millis(50);
         let watch = watch(Timeouts { head: Duration::ZERO, idle, write: Duration::ZERO });
         let [waiting, working] = [(); 2].map(|()| {
-            let (activity, task) = (watch.activity(None), tokio::spawn(std::future::pending::<()>()));
+            let activity = watch.activity(None);
+            let task = tokio::spawn(std::future::pending::<()>());
             watch.add(activity.clone(), task.abort_handle());
             (activity, task)
         });

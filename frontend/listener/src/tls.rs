@@ -4,8 +4,9 @@
 //! that sessions accepted by an older list of authorities cannot be resumed.
 
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
+use parking_lot::RwLock;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
@@ -48,7 +49,7 @@ impl Tls {
     /// As [`Tls::new`]; nothing changes then.
     pub fn reload(&self) -> Result<(), String> {
         let config = Arc::new(configure(&self.files, self.versions)?);
-        *self.config.write().unwrap_or_else(PoisonError::into_inner) = config;
+        *self.config.write() = config;
         Ok(())
     }
 
@@ -59,12 +60,13 @@ impl Tls {
     }
 
     pub(super) fn acceptor(&self) -> TlsAcceptor {
-        self.config.read().unwrap_or_else(PoisonError::into_inner).clone().into()
+        self.config.read().clone().into()
     }
 }
 
 fn configure(files: &TlsFiles, versions: HttpVersions) -> Result<ServerConfig, String> {
-    let (chain, key) = (certificates::chain(&files.certificate)?, certificates::key(&files.key)?);
+    let chain = certificates::chain(&files.certificate)?;
+    let key = certificates::key(&files.key)?;
     // Explicit, so that the process-wide default provider does not matter.
     let provider = Arc::new(ring::default_provider());
     let builder = ServerConfig::builder_with_provider(provider.clone())
@@ -85,7 +87,8 @@ fn configure(files: &TlsFiles, versions: HttpVersions) -> Result<ServerConfig, S
 }
 
 fn unusable(files: &TlsFiles, error: &Error) -> String {
-    let (certificate, key) = (files.certificate.display(), files.key.display());
+    let certificate = files.certificate.display();
+    let key = files.key.display();
     match error {
         Error::InconsistentKeys(_) => {
             format!("the key in '{key}' does not belong to the certificate in '{certificate}'")

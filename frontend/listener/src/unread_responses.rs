@@ -5,10 +5,11 @@
 //! While a stream has no window, the library takes no piece of its response. Such responses are counted by the period in which they
 //! began to wait: the messages of a stream may be small, and a model may wait for their client.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 
 /// Pieces up to this size are not tracked: a thousand streams of them use no more memory than one large response.
 const SMALL: usize = 16 << 10;
@@ -88,7 +89,7 @@ impl Unread {
 
     /// Returns the tick of the last progress among the tracked pieces.
     fn since_taken(&self, now: u32) -> u32 {
-        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut answers = self.answers.lock();
         answers.retain(|answer| Arc::strong_count(answer) > 1);
         let waiting = answers.iter().filter(|answer| answer.outstanding.load(Ordering::Relaxed) > 0);
         let since = waiting.map(|answer| answer.moved.load(Ordering::Relaxed));
@@ -99,7 +100,7 @@ impl Unread {
     fn follow(&self, tick: &Arc<AtomicU32>) -> Arc<Taken> {
         let moved = AtomicU32::new(tick.load(Ordering::Relaxed));
         let taken = Arc::new(Taken { tick: tick.clone(), outstanding: AtomicU64::new(0), moved });
-        self.answers.lock().unwrap_or_else(PoisonError::into_inner).push(taken.clone());
+        self.answers.lock().push(taken.clone());
         taken
     }
 }
@@ -152,7 +153,7 @@ impl Pieces {
     }
 
     /// Splits a piece if it is large, and returns its first part.
-    pub(super) fn cut(&mut self, piece: Bytes, (unread, tick): (&Unread, &Arc<AtomicU32>)) -> Bytes {
+    pub(super) fn cut(&mut self, piece: Bytes, unread: &Unread, tick: &Arc<AtomicU32>) -> Bytes {
         if piece.len() <= SMALL {
             return piece;
         }
@@ -178,14 +179,16 @@ mod tests {
 
     #[test]
     fn a_response_waits_since_its_last_progress() {
-        let (unread, tick) = (Unread::new(20), Arc::new(AtomicU32::new(5)));
-        let (mut one, mut other) = (Pieces::default(), Pieces::default());
-        assert_eq!(one.cut(Bytes::from(vec![1; SMALL]), (&unread, &tick)).len(), SMALL);
+        let unread = Unread::new(20);
+        let tick = Arc::new(AtomicU32::new(5));
+        let mut one = Pieces::default();
+        let mut other = Pieces::default();
+        assert_eq!(one.cut(Bytes::from(vec![1; SMALL]), &unread, &tick).len(), SMALL);
         assert_eq!(unread.since(9), 0, "small pieces are not tracked");
-        let first = one.cut(Bytes::from(vec![2; 2 * PIECE + 1]), (&unread, &tick));
+        let first = one.cut(Bytes::from(vec![2; 2 * PIECE + 1]), &unread, &tick);
         assert_eq!((first.len(), one.is_empty()), (PIECE, false));
         tick.store(7, Ordering::Relaxed);
-        let second = other.cut(Bytes::from(vec![3; PIECE]), (&unread, &tick));
+        let second = other.cut(Bytes::from(vec![3; PIECE]), &unread, &tick);
         assert_eq!((second.len(), other.is_empty(), unread.since(9)), (PIECE, true, 5));
         tick.store(8, Ordering::Relaxed);
         let next = one.next().unwrap_or_default();
@@ -196,7 +199,7 @@ mod tests {
         assert_eq!((one.next().map(|last| last.len()), one.next()), (Some(1), None));
         drop((one, other));
         unread.since(10);
-        assert!(unread.answers.lock().unwrap_or_else(PoisonError::into_inner).is_empty());
+        assert!(unread.answers.lock().is_empty());
     }
 
     #[test]

@@ -36,7 +36,7 @@ where
 {
     type Response = Response<Body<Content<B>>>;
     type Error = Infallible;
-    type Future = Answer<S::Future>;
+    type Future = ResponseFuture<S::Future>;
 
     fn call(&self, mut request: Request<Incoming>) -> Self::Future {
         if let Some(peer) = &self.peer {
@@ -53,18 +53,18 @@ where
         let http2 = busy.is_none().then(|| self.activity.clone());
         let protocol = Protocol::of(request.headers());
         let request = RequestBody::of(request, &self.activity);
-        Answer { answer: Guarded::new(self.service.clone().call(request), protocol), busy, http2 }
+        ResponseFuture { answer: Guarded::new(self.service.clone().call(request), protocol), busy, http2 }
     }
 }
 
 /// The future of a response.
-pub(super) struct Answer<F> {
+pub(super) struct ResponseFuture<F> {
     answer: Guarded<F>,
     busy: Option<Busy>,
     http2: Option<Arc<Activity>>,
 }
 
-impl<F, B> Future for Answer<F>
+impl<F, B> Future for ResponseFuture<F>
 where
     F: Future<Output = Result<Response<B>, Infallible>> + Unpin,
 {
@@ -137,7 +137,8 @@ impl<B: http_body::Body<Data = Bytes> + Unpin> http_body::Body for Body<B> {
         if frame.is_ready() {
             wait.begin();
         }
-        frame.map_ok(|frame| frame.map_data(|piece| pieces.cut(piece, wait.activity.unread())))
+        let (unread, tick) = wait.activity.unread();
+        frame.map_ok(|frame| frame.map_data(|piece| pieces.cut(piece, unread, tick)))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -146,7 +147,8 @@ impl<B: http_body::Body<Data = Bytes> + Unpin> http_body::Body for Body<B> {
 
     fn size_hint(&self) -> SizeHint {
         let left = self.http2.as_ref().map_or(0, |(_, pieces)| pieces.left());
-        let (hint, mut whole) = (self.body.size_hint(), SizeHint::new());
+        let hint = self.body.size_hint();
+        let mut whole = SizeHint::new();
         whole.set_lower(hint.lower() + left);
         if let Some(upper) = hint.upper() {
             whole.set_upper(upper + left);

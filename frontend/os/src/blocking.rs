@@ -175,7 +175,8 @@ mod tests {
             exiting.send_replace(true);
         });
         assert_eq!(waiting, None);
-        let (begun, receiver) = (Cell::new(false), exiting.subscribe());
+        let begun = Cell::new(false);
+        let receiver = exiting.subscribe();
         assert_eq!(until_exit(receiver, async { begun.set(true) }).await, None);
         assert!(!begun.get(), "work began after the exit");
         let receiver = watch::Sender::new(false).subscribe();
@@ -191,7 +192,8 @@ mod tests {
 
     #[test]
     fn a_warning_is_due_once_in_an_interval() {
-        let (limit, at) = (RateLimit(AtomicU64::new(0)), |seconds: u64| Instant(seconds * 1_000_000_000));
+        let limit = RateLimit(AtomicU64::new(0));
+        let at = |seconds: u64| Instant(seconds * 1_000_000_000);
         let due = [5, 6, 64, 65, 66, 500].map(|seconds| limit.is_due(at(seconds)));
         assert_eq!(due, [true, false, false, true, false, true]);
     }

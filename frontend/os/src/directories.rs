@@ -387,7 +387,8 @@ mod tests {
     #[test]
     fn replaces_only_files_of_the_server() {
         let parent = Temporary::new(Kind::LOAD).unwrap();
-        let (path, target) = (parent.path().join("file"), parent.path().join("target"));
+        let path = parent.path().join("file");
+        let target = parent.path().join("target");
         let is_ours = |text: &str| text.starts_with("ours");
         for text in ["ours 1", "ours 2"] {
             replace(&path, text, is_ours).unwrap();
@@ -417,7 +418,8 @@ mod tests {
     #[test]
     fn refuses_a_directory_with_other_files() {
         let parent = Temporary::new(Kind::LOAD).unwrap();
-        let (fresh, used) = (parent.path().join("a/fresh"), parent.path().join("used"));
+        let fresh = parent.path().join("a/fresh");
+        let used = parent.path().join("used");
         std::thread::scope(|scope| {
             let made: Vec<_> = (0..8).map(|_| scope.spawn(|| make(&fresh))).collect();
             made.into_iter().for_each(|made| made.join().unwrap().unwrap());

@@ -283,7 +283,8 @@ mod tests {
     #[test]
     fn connections_are_spread_evenly_and_links_apart() {
         let loops = EventLoops::start(2).unwrap();
-        let (a, b) = (loops.of_connection(), loops.of_connection());
+        let a = loops.of_connection();
+        let b = loops.of_connection();
         assert_ne!(thread_of(&a), thread_of(&b));
         let link = loops.of_link();
         assert_eq!(thread_of(&link), thread_of(&a), "a single client and a single worker share a loop");
@@ -356,7 +357,8 @@ mod tests {
         let events = Arc::new(Events::default());
         let source: Arc<dyn Source> = events.clone();
         assert!(!poll_before_sleep(&source), "this thread has no loop");
-        let (here, event_loop) = (events.clone(), loops.of_connection());
+        let here = events.clone();
+        let event_loop = loops.of_connection();
         let task = event_loop.spawn(async move {
             assert!(poll_before_sleep(&source) && poll_before_sleep(&source));
             for _ in 0..100 {

@@ -30,7 +30,8 @@ mod tests {
         };
         let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         end_first(child.id());
-        let (own, after) = (value("self"), value(&child.id().to_string()));
+        let own = value("self");
+        let after = value(&child.id().to_string());
         drop(child.stdin.take());
         child.wait().unwrap();
         assert_eq!(after, (own + 300).min(1000));

@@ -145,7 +145,8 @@ mod tests {
     #[test]
     fn follows_no_links_and_opens_closed_directories() {
         let parent = tempfile::tempdir().unwrap();
-        let (top, outside) = (parent.path().join("top"), parent.path().join("outside"));
+        let top = parent.path().join("top");
+        let outside = parent.path().join("outside");
         for path in [&top.join("a/b"), &top.join("moved-1/c"), &outside] {
             fs::create_dir_all(path).unwrap();
         }

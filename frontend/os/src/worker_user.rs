@@ -415,7 +415,8 @@ mod tests {
     #[test]
     fn directories_that_others_can_exchange_are_found() {
         let parent = tempfile::tempdir().unwrap();
-        let (open, sticky) = (parent.path().join("open"), parent.path().join("sticky"));
+        let open = parent.path().join("open");
+        let sticky = parent.path().join("sticky");
         for (path, mode) in [(&open, 0o777), (&sticky, 0o1777)] {
             fs::create_dir(path).unwrap();
             fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
@@ -459,8 +460,10 @@ mod tests {
     fn files_are_opened_with_the_rights_of_the_user() {
         let Some(user) = user() else { return };
         let (parent, own) = directory();
-        let (open, closed, link, pipe) =
-            (parent.path().join("open"), own.join("closed"), parent.path().join("link"), parent.path().join("pipe"));
+        let open = parent.path().join("open");
+        let closed = own.join("closed");
+        let link = parent.path().join("link");
+        let pipe = parent.path().join("pipe");
         write(&open, 0o644);
         write(&closed, 0o644);
         let secret = parent.path().join("secret");
@@ -495,10 +498,13 @@ mod tests {
     fn the_user_reads_what_was_granted_and_changes_nothing() {
         let Some(user) = user() else { return };
         let (parent, own) = directory();
-        let (model, secret, other) = (own.join("models/m/1"), own.join("models/secret"), parent.path().join("other"));
+        let model = own.join("models/m/1");
+        let secret = own.join("models/secret");
+        let other = parent.path().join("other");
         fs::create_dir_all(&model).unwrap();
         fs::set_permissions(&model, Permissions::from_mode(0o6775)).unwrap();
-        let (file, link) = (model.join("model.onnx"), model.join("link"));
+        let file = model.join("model.onnx");
+        let link = model.join("link");
         for (path, mode) in [(&file, 0o400), (&secret, 0o600), (&other, 0o600)] {
             write(path, mode);
         }
@@ -519,7 +525,8 @@ mod tests {
     fn what_was_given_belongs_to_the_user() {
         let Some(user) = user() else { return };
         let (_parent, own) = directory();
-        let (given, secret) = (own.join("given"), own.join("secret"));
+        let given = own.join("given");
+        let secret = own.join("secret");
         fs::create_dir_all(given.join("inside")).unwrap();
         write(&secret, 0o600);
         write(&given.join("inside/file"), 0o600);
@@ -541,7 +548,8 @@ mod tests {
     fn what_the_user_exchanges_meanwhile_is_not_given() {
         let Some(user) = user() else { return };
         let (_parent, own) = directory();
-        let (given, secrets) = (own.join("given"), own.join("secrets"));
+        let given = own.join("given");
+        let secrets = own.join("secrets");
         for folder in [&given.join("d"), &secrets] {
             fs::create_dir_all(folder).unwrap();
             (0..2000).for_each(|number| write(&folder.join(number.to_string()), 0o600));

@@ -33,9 +33,6 @@ use pharos_os::file_watch::{self, WatchedFiles};
 use pharos_telemetry::statsd;
 use pharos_torchserve::ServerAccess;
 
-const HTTP_RESTRICTED: (&str, &str) = ("--http-restricted-api", "api");
-const GRPC_RESTRICTED: (&str, &str) = ("--grpc-restricted-protocol", "protocol");
-
 /// Returns the time limit for a scraper to read more of an answer; `write` is the limit of other clients, 0 for none.
 fn scrape_timeout(write: Duration) -> Duration {
     if write.is_zero() { MAX_SCRAPE_WRITE } else { write.min(MAX_SCRAPE_WRITE) }
@@ -124,7 +121,7 @@ impl Listeners<'_> {
         connections.shares_port = clients.reuse_port;
         let service = self.service(guards, &guards.http);
         let phases = self.phases.clone();
-        Ok(Box::new(move || Ok(http::serve(listener, service, (settings, connections), phases))))
+        Ok(Box::new(move || Ok(http::serve(listener, service, settings, connections, phases))))
     }
 
     /// Returns the settings shared by all HTTP listeners of the v2 protocol; they forward no headers.
@@ -193,7 +190,7 @@ impl Listeners<'_> {
         let service = self.service(guards, &guards.grpc);
         let phases = self.phases.clone();
         Ok(Box::new(move || {
-            let served = grpc::serve(listener, service, (settings, connections), phases);
+            let served = grpc::serve(listener, service, settings, connections, phases);
             served.map_err(|error| format!("gRPC: {error}"))
         }))
     }
@@ -231,8 +228,8 @@ impl Listeners<'_> {
     pub(super) fn guards(&self) -> Result<ServerAccess, String> {
         Ok(ServerAccess {
             tokens: self.access()?,
-            http: restricted(&self.options.http.restricted, HTTP_RESTRICTED)?,
-            grpc: restricted(&self.options.grpc.restricted, GRPC_RESTRICTED)?,
+            http: restricted(&self.options.http.restricted, "--http-restricted-api", "api")?,
+            grpc: restricted(&self.options.grpc.restricted, "--grpc-restricted-protocol", "protocol")?,
         })
     }
 
@@ -267,10 +264,11 @@ impl Listeners<'_> {
 }
 
 /// Parses the restrictions of an edge.
-fn restricted(groups: &[String], option: (&str, &str)) -> Result<Arc<Restrictions>, String> {
+fn restricted(groups: &[String], flag: &str, what: &str) -> Result<Arc<Restrictions>, String> {
     let mut restrictions = Restrictions::default();
-    let (name, what) = option;
-    groups.iter().try_for_each(|group| restrictions.add(group, name, what))?;
+    for group in groups {
+        restrictions.add(group, flag, what)?;
+    }
     Ok(Arc::new(restrictions))
 }
 

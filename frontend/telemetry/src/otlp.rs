@@ -235,7 +235,8 @@ mod tests {
         let failed = Failure::transient("");
         let base = |count: u32| (FIRST_PAUSE * 2u32.pow(count)).min(LONGEST_PAUSE);
         for count in 0..6 {
-            let (pause, base) = (pauses.after(&failed), base(count));
+            let pause = pauses.after(&failed);
+            let base = base(count);
             assert!(pause >= base * 3 / 4 && pause <= base * 5 / 4, "{count}: {pause:?}");
         }
         let wait = |seconds| Failure { after: Some(Duration::from_secs(seconds)), ..Failure::transient("") };

@@ -244,7 +244,8 @@ model_metrics:
 
     #[tokio::test]
     async fn shutdown_handles_waiting_datagrams_and_removes_the_file() {
-        let (folder, cache) = (tempfile::tempdir().unwrap(), cache());
+        let folder = tempfile::tempdir().unwrap();
+        let cache = cache();
         let path = folder.path().join("socket");
         let socket = bind(&StatsdAddress::Unix(path.clone())).await.unwrap();
         let sender = std::os::unix::net::UnixDatagram::unbound().unwrap();

@@ -212,8 +212,8 @@ mod tests {
     fn models_of_the_same_name_in_two_namespaces_are_separate() {
         let text = |n: f64| {
             let of = |namespace: &str, factor: f64| {
-                let (bare, full) =
-                    (format!("model=\"m\",version=\"1\",namespace=\"{namespace}\""), format!("{namespace}/m"));
+                let bare = format!("model=\"m\",version=\"1\",namespace=\"{namespace}\"");
+                let full = format!("{namespace}/m");
                 let full = format!("model=\"{full}\",version=\"1\"");
                 format!(
                     "nv_inference_request_success{{{bare}}} {}\nnv_inference_pending_request_count{{{bare}}} {factor}\n\

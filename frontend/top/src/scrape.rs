@@ -230,8 +230,8 @@ mod tests {
                 "pharos_batch_size_bucket{{le=\"100\"}} {low}\npharos_batch_size_bucket{{le=\"1000\"}} {high}\npharos_batch_size_bucket{{le=\"+Inf\"}} {all}\n"
             )
         };
-        let (before, now) =
-            (Scrape::new(&text([1, 2, 3]), at(0), None), Scrape::new(&text([11, 92, 103]), at(1), None));
+        let before = Scrape::new(&text([1, 2, 3]), at(0), None);
+        let now = Scrape::new(&text([11, 92, 103]), at(1), None);
         let all = Interval { before: &before, now: &now }.distributions(Builtin::BatchSize, |_| ());
         let quantile = |q| all[&()].quantile(q).unwrap();
         assert_eq!((quantile(0.05), quantile(0.5), quantile(0.99)), (50.0, 100.0 + 900.0 * 40.0 / 80.0, 1000.0));

@@ -295,7 +295,7 @@ mod tests {
     use super::*;
 
     /// Returns the lines of a page of this size.
-    fn page(history: &History, view: &View, (width, height): (u16, u16)) -> Vec<String> {
+    fn page(history: &History, view: &View, width: u16, height: u16) -> Vec<String> {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
         terminal.draw(|frame| draw(frame, history, &mut view.clone())).unwrap();
         let cells = terminal.backend().buffer().content();
@@ -334,7 +334,7 @@ mod tests {
 
     #[test]
     fn a_page_has_all_parts() {
-        let lines = page(&history(), &view(), (140, 30));
+        let lines = page(&history(), &view(), 140, 30);
         let text = lines.join("\n");
         assert!(lines[0].starts_with("pharos top http://host:8082/metrics   version 9   up "), "{text}");
         assert!(text.contains("requests 22/s") && text.contains("CPU 95 %"), "{text}");
@@ -358,7 +358,7 @@ mod tests {
             (17, ["…/many/models/one", "…/many/models/two"]),
             (32, ["/a/repository/of/many/models/one", "/a/repository/of/many/models/two"]),
         ] {
-            let page = page(&history, &view(), (u16::try_from(others + width).unwrap(), 30));
+            let page = page(&history, &view(), u16::try_from(others + width).unwrap(), 30);
             for name in expected.iter().chain(&["short"]) {
                 assert!(page.iter().any(|line| line.starts_with(&format!("{name} "))), "{name}: {page:#?}");
             }
@@ -369,7 +369,7 @@ mod tests {
     fn models_are_sorted_and_scrolled() {
         let history = history();
         let first = |view: &View| {
-            let lines = page(&history, view, (140, 30));
+            let lines = page(&history, view, 140, 30);
             let at = lines.iter().position(|line| line.starts_with("model")).unwrap();
             lines[at + 1].split_whitespace().next().unwrap().to_owned()
         };
@@ -414,14 +414,14 @@ mod tests {
 
     #[test]
     fn small_terminals_and_missing_answers_are_no_error() {
-        for size in [(1, 1), (20, 3), (80, 10), (200, 100)] {
-            page(&history(), &view(), size);
-            page(&History::default(), &view(), size);
+        for (width, height) in [(1, 1), (20, 3), (80, 10), (200, 100)] {
+            page(&history(), &view(), width, height);
+            page(&History::default(), &view(), width, height);
         }
         let mut view = view();
-        assert!(page(&History::default(), &view, (120, 9))[0].contains("waiting for the first answer"));
+        assert!(page(&History::default(), &view, 120, 9)[0].contains("waiting for the first answer"));
         view.error = Some("cannot read it".to_owned());
-        assert_eq!(page(&history(), &view, (120, 9))[1], "cannot read it");
+        assert_eq!(page(&history(), &view, 120, 9)[1], "cannot read it");
     }
 
     #[test]
@@ -430,7 +430,7 @@ mod tests {
         let models: String =
             (0..1000).map(|n| format!("nv_inference_request_success{{model=\"m{n}\",version=\"1\"}} 1\n")).collect();
         history.add(&models, Instant(0));
-        let lines = page(&history, &view().for_text(), (140, rows(&history)));
+        let lines = page(&history, &view().for_text(), 140, rows(&history));
         assert_eq!(lines.iter().filter(|line| line.starts_with('m') && !line.starts_with("model")).count(), 1000);
         assert!(lines.iter().any(|line| line == "none"), "the part after the models is there too");
     }

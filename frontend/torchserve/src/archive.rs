@@ -18,7 +18,7 @@ use pharos::model::CodeOrigin;
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::{ModelYaml, Refused, RegistrationParameters, Settings};
+use super::{ErrorResponse, ModelYaml, RegistrationParameters, Settings};
 use pharos_os::blocking;
 use pharos_os::removal::remove_tree;
 
@@ -107,7 +107,7 @@ pub fn open(
     url: &str,
     asked: &RegistrationParameters,
     exiting: &watch::Receiver<bool>,
-) -> Result<Archive, Refused> {
+) -> Result<Archive, ErrorResponse> {
     let found = find(settings, url, asked.at_start, exiting)?;
     let opened = open_found(settings, url, asked, &found, exiting);
     if let (Err(_), Some(kept)) = (&opened, &found.kept) {
@@ -122,7 +122,7 @@ fn open_found(
     asked: &RegistrationParameters,
     found: &Found,
     exiting: &watch::Receiver<bool>,
-) -> Result<Archive, Refused> {
+) -> Result<Archive, ErrorResponse> {
     let origin = origin(settings, found, asked.at_start);
     let files = match found.path.is_dir() {
         true => Unpacked { root: within(&found.path), own: None },
@@ -181,9 +181,14 @@ impl Found {
 }
 
 /// Finds the archive of a URL on this machine, or downloads it.
-fn find(settings: &Settings, url: &str, at_start: bool, exiting: &watch::Receiver<bool>) -> Result<Found, Refused> {
+fn find(
+    settings: &Settings,
+    url: &str,
+    at_start: bool,
+    exiting: &watch::Receiver<bool>,
+) -> Result<Found, ErrorResponse> {
     if url.is_empty() {
-        return Err(Refused::not_found("empty url"));
+        return Err(ErrorResponse::not_found("empty url"));
     }
     if names_parent(url) {
         return Err(relative(url));
@@ -200,7 +205,7 @@ fn find(settings: &Settings, url: &str, at_start: bool, exiting: &watch::Receive
         if url.to_ascii_lowercase().contains("%2f") {
             return Err(relative(url));
         }
-        let failed = |why: &str| Refused::download(format!("Failed to download archive from: {url}{why}"));
+        let failed = |why: &str| ErrorResponse::download(format!("Failed to download archive from: {url}{why}"));
         let inside = path.parent().and_then(|above| above.canonicalize().ok())
             == settings.model_store.as_ref().and_then(|store| store.canonicalize().ok());
         if path.is_dir() {
@@ -232,12 +237,12 @@ fn find(settings: &Settings, url: &str, at_start: bool, exiting: &watch::Receive
         }
     }
     let Some(store) = &settings.model_store else {
-        return Err(Refused::not_found("Model store has not been configured."));
+        return Err(ErrorResponse::not_found("Model store has not been configured."));
     };
     match stored {
         _ if path.is_relative() && store.join(path).exists() => Ok(Found::at(store.join(path))),
         Some((name, stored)) if stored.exists() => Ok(Found { name: Some(name), ..Found::at(stored) }),
-        _ => Err(Refused::not_found(format!("Model not found at: {url}"))),
+        _ => Err(ErrorResponse::not_found(format!("Model not found at: {url}"))),
     }
 }
 
@@ -265,8 +270,8 @@ fn names_parent(url: &str) -> bool {
     has_parent(url) || has_parent(&percent_decode_str(url).decode_utf8_lossy())
 }
 
-fn relative(url: &str) -> Refused {
-    Refused::not_found(format!("Relative path is not allowed in url: {url}"))
+fn relative(url: &str) -> ErrorResponse {
+    ErrorResponse::not_found(format!("Relative path is not allowed in url: {url}"))
 }
 
 fn is_remote(url: &str) -> bool {
@@ -295,15 +300,15 @@ fn fetched(
     settings: &Settings,
     url: &str,
     at_start: bool,
-    fetch: impl FnOnce(&mut File) -> Result<(), Refused>,
-) -> Result<Found, Refused> {
+    fetch: impl FnOnce(&mut File) -> Result<(), ErrorResponse>,
+) -> Result<Found, ErrorResponse> {
     let name = keep::name_of(url)?;
     let not_saved = |error: io::Error| match error.kind() {
-        io::ErrorKind::AlreadyExists => Refused::internal(format!("Model file already exists {name}")),
-        _ => Refused::internal(format!("Failed to save model: {url}: {error}")),
+        io::ErrorKind::AlreadyExists => ErrorResponse::internal(format!("Model file already exists {name}")),
+        _ => ErrorResponse::internal(format!("Failed to save model: {url}: {error}")),
     };
     let Some(store) = &settings.model_store else {
-        return Err(Refused::not_found("Model store has not been configured."));
+        return Err(ErrorResponse::not_found("Model store has not been configured."));
     };
     let known = store.join(&name);
     if known.exists() {
@@ -345,14 +350,14 @@ fn fetched(
 ///
 /// # Errors
 /// The place has a parent directory in its path, or matches no pattern of `allowed_urls`.
-fn allow(settings: &Settings, url: &str, place: &str) -> Result<(), Refused> {
+fn allow(settings: &Settings, url: &str, place: &str) -> Result<(), ErrorResponse> {
     if names_parent(place) {
         return Err(relative(url));
     }
     if settings.allowed_urls.iter().any(|pattern| pattern.is_match(place)) {
         return Ok(());
     }
-    Err(Refused::invalid_url(format!("Given URL {url} does not match any allowed URL(s)")))
+    Err(ErrorResponse::invalid_url(format!("Given URL {url} does not match any allowed URL(s)")))
 }
 
 /// Opens a file that a registration names. A file that a request has chosen is opened with the rights of the user whose processes will
@@ -364,8 +369,8 @@ fn open_source(settings: &Settings, path: &Path, origin: CodeOrigin) -> io::Resu
     }
 }
 
-fn unpacked(settings: &Settings, url: &str, found: &Found, origin: CodeOrigin) -> Result<Unpacked, Refused> {
-    let refused = |why: String| Refused::invalid_model(format!("The archive '{url}' cannot be used: {why}"));
+fn unpacked(settings: &Settings, url: &str, found: &Found, origin: CodeOrigin) -> Result<Unpacked, ErrorResponse> {
+    let refused = |why: String| ErrorResponse::invalid_model(format!("The archive '{url}' cannot be used: {why}"));
     // A download is the server's own file.
     let chosen = if found.is_downloaded() { CodeOrigin::Operator } else { origin };
     let path = &found.path;
@@ -390,12 +395,13 @@ fn within(directory: &Path) -> PathBuf {
 }
 
 /// Creates a new directory below the server's work directory.
-fn new_directory(settings: &Settings) -> Result<Unpacked, Refused> {
+fn new_directory(settings: &Settings) -> Result<Unpacked, ErrorResponse> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let path = settings.work_directory.join("models").join(number.to_string());
-    fs::create_dir_all(&path)
-        .map_err(|error| Refused::internal(format!("Cannot create the directory '{}': {error}", path.display())))?;
+    fs::create_dir_all(&path).map_err(|error| {
+        ErrorResponse::internal(format!("Cannot create the directory '{}': {error}", path.display()))
+    })?;
     Ok(Unpacked { root: path.clone(), own: Some(path) })
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use pharos::model::MAX_INSTANCES;
 
-use super::{Archive, ModelParameters, ModelProperties, ModelYaml, Refused, RegistrationParameters, Settings};
+use super::{Archive, ErrorResponse, ModelParameters, ModelProperties, ModelYaml, RegistrationParameters, Settings};
 use pharos_os::directories;
 
 /// The devices that workers run on.
@@ -99,13 +99,13 @@ impl Deployment {
         archive: Arc<Archive>,
         asked: &RegistrationParameters,
         name: String,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, ErrorResponse> {
         let model_name = asked.model_name.clone().unwrap_or_else(|| archive.model_name.clone());
-        pharos::repository::check_model_name(&model_name).map_err(Refused::bad_request)?;
+        pharos::repository::check_model_name(&model_name).map_err(ErrorResponse::bad_request)?;
         let named = asked.handler.as_ref().or(archive.handler.as_ref()).or(settings.default_handler.as_ref());
         let Some(handler) = named.cloned() else {
             let text = format!("The archive '{}' names no handler; set the parameter handler", archive.url);
-            return Err(Refused::bad_request(text));
+            return Err(ErrorResponse::bad_request(text));
         };
         let yaml = &archive.yaml;
         let configured = match settings.model_properties(&model_name, &archive.version) {
@@ -114,7 +114,7 @@ impl Deployment {
         };
         let model = asked.model.or(&configured);
         let timeout = |seconds: Option<u32>, default: u32| seconds.filter(|seconds| *seconds > 0).unwrap_or(default);
-        let (min_workers, max_workers) = workers(settings, asked, &configured).map_err(Refused::bad_request)?;
+        let (min_workers, max_workers) = workers(settings, asked, &configured).map_err(ErrorResponse::bad_request)?;
         Ok(Self {
             name,
             handler,

@@ -2,7 +2,8 @@
 
 use pharos::error::{ErrorCode, InferError, Reason};
 
-use super::{Exception, Refused};
+use super::registry::ModelReference;
+use super::{ErrorResponse, Exception};
 
 /// The prefix of a worker's error message that sets a status other than 503.
 const STATUS: &str = "HTTP ";
@@ -16,55 +17,56 @@ pub enum End {
     Died,
 }
 
-/// Returns the refusal for a model without workers. `version` is as in the URL, or empty. `more` is appended to the message.
-pub fn no_worker(model: &str, version: &str, more: &str) -> Refused {
+/// Returns the refusal for a model without workers. `more` is appended to the message.
+pub fn no_worker(reference: ModelReference<'_>, more: &str) -> ErrorResponse {
     // The unbalanced quotation mark is TorchServe's.
+    let ModelReference { name, version } = reference;
     let of_version = if version.is_empty() { String::new() } else { format!(" Version {version}\"") };
     let message = format!(
-        "Model \"{model}\"{of_version} has no worker to serve inference request. Please use scale workers API to add \
+        "Model \"{name}\"{of_version} has no worker to serve inference request. Please use scale workers API to add \
          workers. If this is a sequence inference, please check if it is closed, or expired; or exceeds \
          maxSequenceJobQueueSize{more}"
     );
-    Refused::new(503, Exception::ServiceUnavailable, message)
+    ErrorResponse::new(503, Exception::ServiceUnavailable, message)
 }
 
 /// Returns the client's view of an engine error.
-pub fn refused(error: &InferError, model: (&str, &str), end: impl FnOnce() -> End) -> Refused {
-    by_reason(error, model, end).because(error.reason)
+pub fn refused(error: &InferError, reference: ModelReference<'_>, end: impl FnOnce() -> End) -> ErrorResponse {
+    by_reason(error, reference, end).because(error.reason)
 }
 
 /// The message is without the request's id, which clients find in a header.
-fn by_reason(error: &InferError, (model, version): (&str, &str), end: impl FnOnce() -> End) -> Refused {
+fn by_reason(error: &InferError, reference: ModelReference<'_>, end: impl FnOnce() -> End) -> ErrorResponse {
     let message = error.message_without_id();
-    let with = |status: u16, exception: Exception| Refused::new(status, exception, message.to_owned());
+    let with = |status: u16, exception: Exception| ErrorResponse::new(status, exception, message.to_owned());
     match error.reason {
-        Reason::QueueFull => no_worker(model, version, &format!(". Its queue is full: {message}")),
-        Reason::NotReady => no_worker(model, version, &format!(". {message}")),
+        Reason::QueueFull => no_worker(reference, &format!(". Its queue is full: {message}")),
+        Reason::NotReady => no_worker(reference, &format!(". {message}")),
         Reason::UnknownModel => with(404, Exception::ModelNotFound),
         Reason::InstanceLost => worker_died(end()),
         Reason::Timeout if error.code == ErrorCode::InvalidArg => with(408, Exception::RequestTimeout),
         Reason::Timeout => {
             let text = format!("The request waited longer than clientTimeoutInMills allows: {message}");
-            Refused::new(408, Exception::RequestTimeout, text)
+            ErrorResponse::new(408, Exception::RequestTimeout, text)
         }
         Reason::TooLarge => with(413, Exception::BadRequest),
         Reason::Malformed | Reason::Invalid | Reason::Unsupported | Reason::SharedMemory => {
             with(400, Exception::BadRequest)
         }
         Reason::Restricted | Reason::Unauthenticated => with(400, Exception::InvalidKey),
-        Reason::Cancelled if message.is_empty() => Refused::internal("The request was cancelled"),
+        Reason::Cancelled if message.is_empty() => ErrorResponse::internal("The request was cancelled"),
         Reason::Cancelled | Reason::Internal => with(500, Exception::InternalServer),
         Reason::Backend => {
             let (status, text) = with_status(message);
-            Refused::new(status, Exception::InternalServer, text.to_owned())
+            ErrorResponse::new(status, Exception::InternalServer, text.to_owned())
         }
     }
 }
 
 /// Returns the refusal of a request whose worker process ended.
-pub fn worker_died(end: End) -> Refused {
+pub fn worker_died(end: End) -> ErrorResponse {
     let status = if end == End::Killed { 507 } else { 500 };
-    Refused::new(status, Exception::InternalServer, "Worker died.".to_owned())
+    ErrorResponse::new(status, Exception::InternalServer, "Worker died.".to_owned())
 }
 
 /// Splits a worker's message into the status that it sets and the rest. A status below 200 would not end the response.
@@ -100,10 +102,11 @@ mod tests {
                  maxSequenceJobQueueSize. Its queue is full: Exceeds maximum queue size",
             ),
         ] {
-            let refused = refused(&error, ("m", ""), || End::Died);
+            let refused = refused(&error, ModelReference { name: "m", version: "" }, || End::Died);
             assert_eq!((refused.status, refused.exception, &*refused.message), (status, kind, text));
         }
         assert_eq!(worker_died(End::Killed).status, 507);
-        assert!(no_worker("m", "1.0", "").message.starts_with("Model \"m\" Version 1.0\" has no worker"));
+        let reference = ModelReference { name: "m", version: "1.0" };
+        assert!(no_worker(reference, "").message.starts_with("Model \"m\" Version 1.0\" has no worker"));
     }
 }

@@ -6,7 +6,7 @@ use multer::{Constraints, Multipart, SizeLimit};
 use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 
-use super::Refused;
+use super::ErrorResponse;
 
 /// The content type of a file in a form that states none.
 const FILE: &str = "application/octet-stream";
@@ -36,7 +36,7 @@ impl Part {
 ///
 /// # Errors
 /// The content type is a multipart form, but the body is malformed.
-pub async fn parts(content_type: &str, body: Bytes) -> Result<Vec<Part>, Refused> {
+pub async fn parts(content_type: &str, body: Bytes) -> Result<Vec<Part>, ErrorResponse> {
     let media = media_type(content_type);
     if media.eq_ignore_ascii_case("application/x-www-form-urlencoded") {
         let text = String::from_utf8_lossy(&body);
@@ -66,8 +66,8 @@ pub fn pairs(text: &str) -> Vec<Part> {
     pairs.collect()
 }
 
-async fn multipart(boundary: String, body: Bytes) -> Result<Vec<Part>, Refused> {
-    let wrong = |error: multer::Error| Refused::bad_request(format!("The body is no multipart form: {error}"));
+async fn multipart(boundary: String, body: Bytes) -> Result<Vec<Part>, ErrorResponse> {
+    let wrong = |error: multer::Error| ErrorResponse::bad_request(format!("The body is no multipart form: {error}"));
     let limit = SizeLimit::new().whole_stream(u64::MAX);
     let whole = stream::iter([Ok::<_, std::convert::Infallible>(body)]);
     let mut form = Multipart::with_constraints(whole, boundary, Constraints::new().size_limit(limit));
@@ -88,10 +88,10 @@ async fn multipart(boundary: String, body: Bytes) -> Result<Vec<Part>, Refused> 
 ///
 /// # Errors
 /// The request has more parts.
-pub fn check_parts(count: usize) -> Result<(), Refused> {
+pub fn check_parts(count: usize) -> Result<(), ErrorResponse> {
     match count {
         0..=MAX_PARTS => Ok(()),
-        _ => Err(Refused::bad_request(format!("The request has more than {MAX_PARTS} parts"))),
+        _ => Err(ErrorResponse::bad_request(format!("The request has more than {MAX_PARTS} parts"))),
     }
 }
 

@@ -14,7 +14,7 @@ use crate::yaml::ModelYaml;
 ///
 /// # Errors
 /// The archive is refused.
-pub fn unpack_model(archive: &Path, target: &Path, (bytes, pieces): (u64, u64)) -> Result<(), String> {
+pub fn unpack_model(archive: &Path, target: &Path, bytes: u64, pieces: u64) -> Result<(), String> {
     let file = File::open(archive).map_err(|error| error.to_string())?;
     unpack(&file, archive, target, &Limits { bytes, pieces })
 }

@@ -14,7 +14,7 @@ use pharos::access::tokens::Scope;
 use pharos::error::Reason;
 use pharos::service::{Protocol, Route};
 
-use super::Refused;
+use super::ErrorResponse;
 use super::token::{FAILED, Purpose, Tokens};
 use pharos_edge::Refusal;
 use pharos_edge::access::routes::Class;
@@ -47,7 +47,7 @@ pub(super) struct RequiredAccess {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Denied {
     /// A valid TorchServe key is missing.
-    Key(Refused),
+    Key(ErrorResponse),
     /// Clients may not load and unload models.
     ModelApi,
     /// Log and trace settings are not protected.
@@ -84,9 +84,9 @@ impl Denied {
     }
 }
 
-impl From<Refused> for Refusal {
-    fn from(refused: Refused) -> Self {
-        let Refused { status, exception, message, reason } = refused;
+impl From<ErrorResponse> for Refusal {
+    fn from(refused: ErrorResponse) -> Self {
+        let ErrorResponse { status, exception, message, reason } = refused;
         Self { kind: Some(exception.name()), ..Self::new(status, message, reason) }
     }
 }

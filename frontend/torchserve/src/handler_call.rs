@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 use bytes::Bytes;
 
 use super::form::{self, Part};
+use super::registry::ModelReference;
 
 /// The headers that frame a response or belong to the connection. A handler's values are dropped, as TorchServe replaces them: with
 /// another length than the body's, a client would take the rest of a response for the next response.
@@ -58,14 +59,14 @@ fn title_case(name: &str) -> String {
 }
 
 /// Creates the request to the engine. `None` if the parts are too long.
-pub fn request((model, version, id): (&str, &str, &str), parts: &[Part], call: HandlerCall) -> Option<InferRequest> {
+pub fn request(reference: ModelReference<'_>, id: &str, parts: &[Part], call: HandlerCall) -> Option<InferRequest> {
     let (data, reply) = form::join(parts)?;
     let HandlerCall { headers, describe, explain } = call;
     let message = json!({ "headers": headers, "parts": reply, "describe": describe, "explain": explain });
     let tensor = Tensor { datatype: DataType::Bytes, shape: vec![1, 1], data: data.into() };
     Some(InferRequest {
-        model_name: model.to_owned(),
-        model_version: version.to_owned(),
+        model_name: reference.name.to_owned(),
+        model_version: reference.version.to_owned(),
         id: id.to_owned(),
         inputs: vec![InferInput { name: INPUT.to_owned(), tensor }],
         parameters: vec![(PARAMETER.to_owned(), Parameter::String(message.to_string()))],
@@ -166,7 +167,13 @@ mod tests {
         all.append("x-a", HeaderValue::from_static("1"));
         all.append("x-a", HeaderValue::from_static("2"));
         let call = HandlerCall { headers: headers(&all), describe: false, explain: true };
-        let request = request(("m", "1.0", "id"), &[Part::bare("a", "12"), Part::bare("b", "3")], call).unwrap();
+        let request = request(
+            ModelReference { name: "m", version: "1.0" },
+            "id",
+            &[Part::bare("a", "12"), Part::bare("b", "3")],
+            call,
+        )
+        .unwrap();
         let (name, Parameter::String(text)) = &request.parameters[0] else { unreachable!() };
         let expected = json!({
             "headers": {"Content-Type": "text/plain", "ts_request_sequence_id": "7", "X-A": "2"},

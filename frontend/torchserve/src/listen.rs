@@ -8,20 +8,20 @@ use std::time::Duration;
 use pharos::access::Restrictions;
 use pharos::metrics::cache::Cache;
 use pharos::metrics::labels::Listener;
-use pharos::service::{Protocol, Route, SharedManagement};
+use pharos::service::SharedManagement;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use super::grpc::{self, Kserve, KserveGrpc};
+use super::grpc::{self, Kserve};
 use super::guard::Guard;
 use super::ids::Ids;
-use super::rest::{BODY_TIMEOUT, Page, Port, Shared, denied};
+use super::rest::{BODY_TIMEOUT, Page, Port, Shared, refusal};
 use super::routes::Apis;
 use super::settings::Age;
 use super::token::Tokens;
 use super::{Address, Registry, Settings};
 use pharos_edge::access::Access;
-use pharos_edge::http_service::HttpService;
+use pharos_edge::http_service::{HttpService, count_unparsed};
 use pharos_edge::renderings::{MAX_SCRAPE_WRITE, Renderings};
 use pharos_edge::response_timing::ResponseTiming;
 use pharos_listener as listener;
@@ -133,13 +133,26 @@ pub fn serve(start: Start) -> Result<Vec<JoinHandle<()>>, String> {
         settings: settings.clone(),
     });
     let Kserve { http, grpc, with_reflection } = kserve;
-    let v2 = http(shared.clone(), denied);
+    let v2 = http(shared.clone(), refusal);
     let mut tasks = Vec::new();
     for (address, apis) in apis(&settings) {
         let port = Port { shared: shared.clone(), apis, v2: v2.clone() };
         tasks.push(rest(port, address, &phases)?);
     }
-    tasks.extend(grpc_ports(&shared, (grpc, with_reflection), &phases)?);
+    let inference = GrpcPort {
+        api: "inference",
+        address: settings.grpc_inference,
+        age: settings.grpc_inference_age,
+        service: grpc::inference(&shared, grpc),
+    };
+    let management = GrpcPort {
+        api: "management",
+        address: settings.grpc_management,
+        age: settings.grpc_management_age,
+        service: grpc::management(&shared, with_reflection)?,
+    };
+    tasks.push(inference.open(&shared, &phases)?);
+    tasks.push(management.open(&shared, &phases)?);
     Ok(tasks)
 }
 
@@ -179,31 +192,28 @@ fn rest(port: Port, address: Address, phases: &PhaseReceiver) -> Result<JoinHand
     let label = if what == "metrics" { Listener::Metrics } else { Listener::Http };
     let connections = connections(&port.shared, label, address, Age::default())?;
     let socket = bind(&format!("the {what} API"), &format!("{what}_address"), address.socket)?;
-    let service = port.shared.service.clone();
-    let refused = move |status| service.record_answered(Protocol::Http, Route::Unknown, status, None);
+    let unparsed = count_unparsed(port.shared.service.clone());
     let port = HttpService::new(port, BODY_TIMEOUT);
-    Ok(tokio::spawn(listener::serve(socket, connections, port, refused, phases.clone())))
+    Ok(tokio::spawn(listener::serve(socket, connections, port, unparsed, phases.clone())))
 }
 
-fn grpc_ports(
-    shared: &Arc<Shared>,
-    (v2, with_reflection): (KserveGrpc, grpc::WithReflection),
-    phases: &PhaseReceiver,
-) -> Result<[JoinHandle<()>; 2], String> {
-    let settings = &shared.settings;
-    let open = |what: &str, key: &str, address: Address, age: Age| {
-        let connections = connections(shared, Listener::Grpc, address, age)?;
-        Ok::<_, String>((bind(&format!("the gRPC {what} API"), key, address.socket)?, connections))
-    };
-    let inference = open("inference", "grpc_inference_port", settings.grpc_inference, settings.grpc_inference_age)?;
-    let management =
-        open("management", "grpc_management_port", settings.grpc_management, settings.grpc_management_age)?;
-    let services = [grpc::inference(shared, v2), grpc::management(shared, with_reflection)?];
-    let [for_inference, for_management] = services;
-    let serve = |(socket, connections): (TcpListener, listener::Settings), service| {
-        tokio::spawn(listener::serve(socket, connections, service, |_| {}, phases.clone()))
-    };
-    Ok([serve(inference, for_inference), serve(management, for_management)])
+/// A gRPC port before it listens.
+struct GrpcPort {
+    /// The name of its API in messages and keys.
+    api: &'static str,
+    address: Address,
+    age: Age,
+    service: grpc::Port,
+}
+
+impl GrpcPort {
+    /// Listens and serves.
+    fn open(self, shared: &Shared, phases: &PhaseReceiver) -> Result<JoinHandle<()>, String> {
+        let api = self.api;
+        let connections = connections(shared, Listener::Grpc, self.address, self.age)?;
+        let socket = bind(&format!("the gRPC {api} API"), &format!("grpc_{api}_port"), self.address.socket)?;
+        Ok(tokio::spawn(listener::serve(socket, connections, self.service, |_| {}, phases.clone())))
+    }
 }
 
 /// Returns the settings of a listener.

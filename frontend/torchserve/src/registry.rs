@@ -11,8 +11,9 @@ mod version;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
 
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use pharos::error::{Cause, ErrorCode, InferError, Reason};
 use pharos::model::MAX_INSTANCES;
 use pharos::service::{Naming, Resolved, SharedManagement};
@@ -20,7 +21,7 @@ use pharos_os::blocking;
 use tokio::sync::{Mutex, watch};
 
 use super::archive::{self, StoredFile};
-use super::{Archive, Deployment, Exception, Refused, RegistrationParameters, Settings};
+use super::{Archive, Deployment, ErrorResponse, Exception, RegistrationParameters, Settings};
 
 pub use describe::{Listed, Listing, ModelDescription};
 pub use version::{InFlight, Version};
@@ -30,6 +31,15 @@ struct Model {
     /// The version for requests that name none.
     default: String,
     versions: BTreeMap<String, Arc<Version>>,
+}
+
+/// The model and the version that a client names. An empty version is the default one.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ModelReference<'a> {
+    /// The name of the model.
+    pub name: &'a str,
+    /// The version, or empty.
+    pub version: &'a str,
 }
 
 /// The registered models.
@@ -124,7 +134,7 @@ impl Registry {
         url: &str,
         asked: RegistrationParameters,
         wait: bool,
-    ) -> Result<ManagementOutcome, Refused> {
+    ) -> Result<ManagementOutcome, ErrorResponse> {
         let registry = self.clone();
         let url = url.to_owned();
         run_to_completion(async move { registry.register_now(&url, asked, wait).await }).await
@@ -135,7 +145,7 @@ impl Registry {
         url: &str,
         asked: RegistrationParameters,
         wait: bool,
-    ) -> Result<ManagementOutcome, Refused> {
+    ) -> Result<ManagementOutcome, ErrorResponse> {
         let version = self.add(url, asked).await?;
         let workers = version.deployment().min_workers;
         let registered =
@@ -159,7 +169,7 @@ impl Registry {
     }
 
     /// Checks the number of workers in a request; `present` is the number that the version has.
-    fn check_workers(&self, name: &str, wanted: u32, present: u32) -> Result<(), Refused> {
+    fn check_workers(&self, name: &str, wanted: u32, present: u32) -> Result<(), ErrorResponse> {
         let limit = self.max_requested_workers.max(u64::from(present));
         if self.max_requested_workers == 0 || u64::from(wanted) <= limit {
             return Ok(());
@@ -167,11 +177,11 @@ impl Registry {
         let message = format!(
             "{name} is {wanted}; a request may ask for 0 to {limit} workers of a model (--load-request-max-instances sets the limit)"
         );
-        Err(Refused::bad_request(message))
+        Err(ErrorResponse::bad_request(message))
     }
 
     /// Opens an archive and registers it as a version of a model, without starting workers.
-    async fn add(self: &Arc<Self>, url: &str, asked: RegistrationParameters) -> Result<Arc<Version>, Refused> {
+    async fn add(self: &Arc<Self>, url: &str, asked: RegistrationParameters) -> Result<Arc<Version>, ErrorResponse> {
         // A number that exceeds the engine's limit is refused with the deployment.
         if let Some(workers) = asked.model.min_workers.filter(|workers| !asked.at_start && *workers <= MAX_INSTANCES) {
             self.check_workers("initial_workers", workers, 0)?;
@@ -184,12 +194,13 @@ impl Registry {
         let opened = blocking::run(move || {
             if !wanted.at_start && !archive::is_in_store(&settings, &place) {
                 let name = wanted.model_name.as_deref().unwrap_or(&place);
-                service.check_registration(name, &place).map_err(|error| Refused::invalid_url(error.message))?;
+                service.check_registration(name, &place).map_err(|error| ErrorResponse::invalid_url(error.message))?;
             }
             super::open(&settings, &place, &wanted, &exiting)
         });
-        let archive =
-            opened.await.unwrap_or_else(|error| Err(Refused::internal(format!("Failed to save model: {error}"))))?;
+        let archive = opened
+            .await
+            .unwrap_or_else(|error| Err(ErrorResponse::internal(format!("Failed to save model: {error}"))))?;
         let kept = archive.kept.clone();
         let added = self.enter(archive, asked).await;
         if added.is_err() {
@@ -199,19 +210,23 @@ impl Registry {
     }
 
     /// Registers an archive as a version of a model.
-    async fn enter(self: &Arc<Self>, archive: Archive, asked: RegistrationParameters) -> Result<Arc<Version>, Refused> {
+    async fn enter(
+        self: &Arc<Self>,
+        archive: Archive,
+        asked: RegistrationParameters,
+    ) -> Result<Arc<Version>, ErrorResponse> {
         let _turn = self.turn.lock().await;
         let name = asked.model_name.clone().unwrap_or_else(|| archive.model_name.clone());
         let text = archive.version.clone();
         if self.find(&name, &text).is_ok() {
             let message = format!("Model version {text} is already registered for model {name}");
-            return Err(Refused::conflict(message));
+            return Err(ErrorResponse::conflict(message));
         }
         let called = self.free_name(&name, &text);
         // Reads the archive's code.
         let settings = self.settings.clone();
         let made = blocking::run(move || Deployment::new(&settings, Arc::new(archive), &asked, called)).await;
-        let deployment = made.unwrap_or_else(|error| Err(Refused::internal(error.to_string())))?;
+        let deployment = made.unwrap_or_else(|error| Err(ErrorResponse::internal(error.to_string())))?;
         let version = Arc::new(Version::new(name.clone(), text.clone(), deployment));
         let mut models = self.write();
         let model = models.entry(name).or_insert_with(|| Model { default: text.clone(), versions: BTreeMap::new() });
@@ -244,7 +259,7 @@ impl Registry {
         name: &str,
         version: &str,
         scale: Scale,
-    ) -> Result<ManagementOutcome, Refused> {
+    ) -> Result<ManagementOutcome, ErrorResponse> {
         let registry = self.clone();
         let name = name.to_owned();
         let version = version.to_owned();
@@ -256,15 +271,15 @@ impl Registry {
         name: &str,
         version: &str,
         scale: Scale,
-    ) -> Result<ManagementOutcome, Refused> {
+    ) -> Result<ManagementOutcome, ErrorResponse> {
         let Scale { min, max, wait } = scale;
         if max < min {
-            return Err(Refused::bad_request("max_worker cannot be less than min_worker."));
+            return Err(ErrorResponse::bad_request("max_worker cannot be less than min_worker."));
         }
         let found = self.find(name, version)?;
         if min > MAX_INSTANCES {
             let message = format!("min_worker is {min}; allowed are whole numbers from 0 to {MAX_INSTANCES}");
-            return Err(Refused::bad_request(message));
+            return Err(ErrorResponse::bad_request(message));
         }
         let workers = found.deployment().min_workers;
         self.check_workers("min_worker", min, workers)?;
@@ -287,20 +302,20 @@ impl Registry {
     ///
     /// # Errors
     /// The version does not exist, or is the default of several versions.
-    pub async fn unregister(self: &Arc<Self>, name: &str, version: &str) -> Result<ManagementOutcome, Refused> {
+    pub async fn unregister(self: &Arc<Self>, name: &str, version: &str) -> Result<ManagementOutcome, ErrorResponse> {
         let registry = self.clone();
         let name = name.to_owned();
         let version = version.to_owned();
         run_to_completion(async move { registry.unregister_now(&name, &version).await }).await
     }
 
-    async fn unregister_now(self: &Arc<Self>, name: &str, version: &str) -> Result<ManagementOutcome, Refused> {
+    async fn unregister_now(self: &Arc<Self>, name: &str, version: &str) -> Result<ManagementOutcome, ErrorResponse> {
         let _turn = self.turn.lock().await;
         let found = self.find(name, version)?;
         let others = self.read().get(name).is_some_and(|model| model.versions.len() > 1 && model.default == found.text);
         if others {
             let message = format!("Cannot remove default version for model {name}");
-            return Err(Refused::new(403, Exception::InvalidModelVersion, message));
+            return Err(ErrorResponse::new(403, Exception::InvalidModelVersion, message));
         }
         self.remove_in_turn(&found).await;
         Ok(ManagementOutcome::ok(format!("Model \"{name}\" unregistered")))
@@ -360,7 +375,7 @@ impl Registry {
     ///
     /// # Errors
     /// The version does not exist.
-    pub fn set_default(&self, name: &str, version: &str) -> Result<ManagementOutcome, Refused> {
+    pub fn set_default(&self, name: &str, version: &str) -> Result<ManagementOutcome, ErrorResponse> {
         {
             let mut models = self.write();
             let model = models.get_mut(name).ok_or_else(|| unknown(name))?;
@@ -377,7 +392,7 @@ impl Registry {
     ///
     /// # Errors
     /// The model or version does not exist.
-    pub fn find(&self, name: &str, version: &str) -> Result<Arc<Version>, Refused> {
+    pub fn find(&self, name: &str, version: &str) -> Result<Arc<Version>, ErrorResponse> {
         let models = self.read();
         let model = models.get(name).ok_or_else(|| unknown(name))?;
         let text = if version.is_empty() { &model.default } else { version };
@@ -392,7 +407,7 @@ impl Registry {
     ///
     /// # Errors
     /// The model does not exist.
-    pub fn all_of(&self, name: &str) -> Result<Vec<Arc<Version>>, Refused> {
+    pub fn all_of(&self, name: &str) -> Result<Vec<Arc<Version>>, ErrorResponse> {
         let models = self.read();
         let model = models.get(name).ok_or_else(|| unknown(name))?;
         Ok(model.versions.values().cloned().collect())
@@ -419,11 +434,11 @@ impl Registry {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, BTreeMap<String, Model>> {
-        self.models.read().unwrap_or_else(PoisonError::into_inner)
+        self.models.read()
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, BTreeMap<String, Model>> {
-        self.models.write().unwrap_or_else(PoisonError::into_inner)
+        self.models.write()
     }
 }
 
@@ -471,23 +486,23 @@ async fn remove_download(kept: Option<StoredFile>) {
 
 /// Runs a change to completion, even if the client disconnects, so that no change is left half done.
 async fn run_to_completion(
-    work: impl Future<Output = Result<ManagementOutcome, Refused>> + Send + 'static,
-) -> Result<ManagementOutcome, Refused> {
+    work: impl Future<Output = Result<ManagementOutcome, ErrorResponse>> + Send + 'static,
+) -> Result<ManagementOutcome, ErrorResponse> {
     let done = tokio::spawn(work).await;
-    done.unwrap_or_else(|error| Err(Refused::internal(format!("the task failed: {error}"))))
+    done.unwrap_or_else(|error| Err(ErrorResponse::internal(format!("the task failed: {error}"))))
 }
 
-fn unknown(name: &str) -> Refused {
-    Refused::not_found(format!("Model not found: {name}"))
+fn unknown(name: &str) -> ErrorResponse {
+    ErrorResponse::not_found(format!("Model not found: {name}"))
 }
 
-fn unknown_version(message: String) -> Refused {
-    Refused::new(404, Exception::ModelVersionNotFound, message)
+fn unknown_version(message: String) -> ErrorResponse {
+    ErrorResponse::new(404, Exception::ModelVersionNotFound, message)
 }
 
-fn not_started(version: &Version, error: &InferError) -> Refused {
+fn not_started(version: &Version, error: &InferError) -> ErrorResponse {
     let reason = match &error.cause {
-        Cause::Exiting => return Refused::exiting(),
+        Cause::Exiting => return ErrorResponse::exiting(),
         // The engine knows the model by one version.
         Cause::FailedVersions(reasons) => reasons.values().next().unwrap_or(&error.message),
         _ => &error.message,
@@ -495,5 +510,5 @@ fn not_started(version: &Version, error: &InferError) -> Refused {
     let reason = reason.trim().trim_end_matches(';').trim_end();
     let name = &version.name;
     let text = &version.text;
-    Refused::internal(format!("Failed to start workers for model {name} version: {text}: {reason}"))
+    ErrorResponse::internal(format!("Failed to start workers for model {name} version: {text}: {reason}"))
 }

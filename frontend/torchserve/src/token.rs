@@ -3,15 +3,15 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use pharos::timeline::Instant;
 use serde::{Deserialize, Serialize};
 
 use super::ids::key;
 use super::settings::Token;
-use super::{Exception, Refused};
+use super::{ErrorResponse, Exception};
 use pharos_os::clock;
 use pharos_os::directories;
 
@@ -87,7 +87,7 @@ impl Tokens {
     ///
     /// # Errors
     /// The key is missing, wrong or expired; the error is TorchServe's.
-    pub fn check(&self, purpose: Purpose, authorization: Option<&[u8]>) -> Result<(), Refused> {
+    pub fn check(&self, purpose: Purpose, authorization: Option<&[u8]>) -> Result<(), ErrorResponse> {
         let given = authorization.and_then(bearer).unwrap_or_default();
         let keys = self.keys();
         let (known, until) = match purpose {
@@ -100,7 +100,7 @@ impl Tokens {
         if same && until.is_none_or(|until| clock::now() < until) {
             return Ok(());
         }
-        Err(Refused::new(400, Exception::InvalidKey, FAILED.to_owned()))
+        Err(ErrorResponse::new(400, Exception::InvalidKey, FAILED.to_owned()))
     }
 
     /// Replaces the key of the given name and writes the file, which can take long. Returns `None` for an unknown name.
@@ -108,7 +108,7 @@ impl Tokens {
     /// # Errors
     /// As for [`Tokens::new`]; the old key stays valid.
     pub fn renew(&self, name: &str) -> io::Result<Option<()>> {
-        let _turn = self.renewal.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.renewal.lock();
         let mut keys = self.keys().clone();
         let place = match name {
             "management" => &mut keys.management,
@@ -133,7 +133,7 @@ impl Tokens {
     }
 
     fn keys(&self) -> MutexGuard<'_, Keys> {
-        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+        self.keys.lock()
     }
 }
 

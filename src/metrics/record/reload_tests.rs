@@ -72,8 +72,8 @@ fn events(cache: &Cache, series: &ModelSeries) {
     tenant_rescheduled(series, tenant, &TIMELINE);
     tenant_failed(series, tenant, Reason::Backend);
     let progress = StreamProgress::default();
-    stream_response(series, &progress, (Instant(0), Instant(2_000_000)), 8);
-    stream_response(series, &progress, (Instant(0), Instant(3_000_000)), 8);
+    stream_response(series, &progress, Instant(0), Instant(2_000_000), 8);
+    stream_response(series, &progress, Instant(0), Instant(3_000_000), 8);
     stream_ended(series, &progress);
 }
 

@@ -75,8 +75,8 @@ fn record(cache: &Cache, series: &ModelSeries, tenant: TenantId, number: u64) {
             ensemble_done(cache, series, &TIMELINE, done);
             tenant_served(series, tenant, &TIMELINE);
             let progress = StreamProgress::default();
-            stream_response(series, &progress, (Instant(0), Instant(2_000_000)), 8);
-            stream_response(series, &progress, (Instant(0), Instant(3_000_000)), 8);
+            stream_response(series, &progress, Instant(0), Instant(2_000_000), 8);
+            stream_response(series, &progress, Instant(0), Instant(3_000_000), 8);
             stream_ended(series, &progress);
         }
     }

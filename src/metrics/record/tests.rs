@@ -254,9 +254,9 @@ fn streams_are_measured_from_response_to_response() {
     let long = StreamProgress::default();
     // Bounds are inclusive: 1 ms is in the first bucket, 1 ns more in the second.
     for at_ns in [1_000_000, 2_000_000, 3_000_001, 1_503_000_001] {
-        stream_response(&series, &long, (started, Instant(started.0 + at_ns)), 24);
+        stream_response(&series, &long, started, Instant(started.0 + at_ns), 24);
     }
-    stream_response(&series, &short, (started, Instant(started.0 + 1_000_001)), 1);
+    stream_response(&series, &short, started, Instant(started.0 + 1_000_001), 1);
     for progress in [&short, &long, &StreamProgress::default()] {
         stream_ended(&series, progress);
     }

@@ -122,6 +122,8 @@ def test_workers_outlive_their_fork_server(start, models):
     killed = process_of(server, "one")
     os.kill(shared, signal.SIGKILL)
     eventually("the fork server is gone", lambda: not alive(shared))
+    told = "a fork server ended (killed by signal 9); the next worker of its kind starts another one"
+    eventually("the log says so", lambda: told in server.log.read_text())
     assert all(infer(server, name) for name in ("one", "two", "three"))
     assert all(alive(pid) for pid in before) and fork_servers(server.process.pid) == []
     os.kill(killed, signal.SIGKILL)

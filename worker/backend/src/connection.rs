@@ -1,7 +1,7 @@
 //! The connection to the frontend: received messages, and the threads that wait for them.
 //!
 //! No thread is reserved for reading. A thread that waits for something (the main thread for its next batch, a thread for the
-//! answer of another model, a sender for its client) reads the socket while no other thread does, and passes on messages for
+//! answer of another model, a sender for its client) reads the ring while no other thread does, and passes on messages for
 //! other threads. So a worker that only executes batches has no extra cost.
 
 use std::collections::{HashMap, VecDeque};
@@ -35,7 +35,7 @@ pub struct Connection {
 /// Received messages.
 #[derive(Default)]
 pub(crate) struct ConnectionState {
-    /// A thread is reading the socket.
+    /// A thread is reading the ring.
     reading: bool,
     /// Number of threads that wait for frames of the reader.
     waiting: usize,
@@ -101,13 +101,13 @@ impl Connection {
         }
     }
 
-    /// Waits until `look` finds something, and reads the socket meanwhile if no other thread does. Returns `None` if the
+    /// Waits until `look` finds something, and reads the ring meanwhile if no other thread does. Returns `None` if the
     /// connection closes first.
     pub(crate) fn wait<T>(&self, look: impl FnMut(&mut ConnectionState) -> Option<T>) -> Option<T> {
         self.wait_reading(true, look)
     }
 
-    /// Like [`Connection::wait`], for events that the main thread causes and that arrive in no frame: a thread reading the socket
+    /// Like [`Connection::wait`], for events that the main thread causes and that arrive in no frame: a thread reading the ring
     /// would not notice them.
     pub(crate) fn wait_for_main<T>(&self, look: impl FnMut(&mut ConnectionState) -> Option<T>) -> Option<T> {
         self.wait_reading(false, look)

@@ -1,8 +1,9 @@
 //! Responses to one request: sent by the batch when `execute` returns, or later by a response sender on any thread.
 
+use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 
+use parking_lot::Mutex;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos_backend::{Reply, Responder};
 use pyo3::prelude::*;
@@ -15,14 +16,25 @@ use crate::response::InferenceResponse;
 /// The flag that marks the final response.
 pub(crate) const FINAL: u32 = 1;
 
-/// Nothing has been sent.
-const OPEN: u8 = 0;
-/// A response has been sent; more, or the end, may follow.
-const ANSWERED: u8 = 1;
-/// The request is complete.
-const CLOSED: u8 = 2;
-/// The request has been rescheduled: it is executed again and answered then.
-const RESCHEDULED: u8 = 3;
+/// How far a request is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    /// Nothing has been sent.
+    Open,
+    /// A response has been sent; more, or the end, may follow.
+    Answered,
+    /// The request is complete.
+    Closed,
+    /// The request has been rescheduled: it is executed again and answered then.
+    Rescheduled,
+}
+
+impl Progress {
+    /// Returns whether nothing more can be sent for this execution of the request.
+    fn is_over(self) -> bool {
+        matches!(self, Self::Closed | Self::Rescheduled)
+    }
+}
 
 /// The response channel of one request.
 pub(crate) struct Answer {
@@ -30,12 +42,13 @@ pub(crate) struct Answer {
     responder: Responder,
     /// The positions of the requested outputs; empty for all.
     wanted: Vec<u16>,
-    state: AtomicU8,
+    // Locked to read or write it only.
+    progress: Mutex<Progress>,
 }
 
 impl Answer {
     pub(crate) fn new(model: Arc<Model>, responder: Responder, wanted: Vec<u16>) -> Self {
-        Self { model, responder, wanted, state: AtomicU8::new(OPEN) }
+        Self { model, responder, wanted, progress: Mutex::new(Progress::Open) }
     }
 
     /// Whether the request is cancelled.
@@ -50,32 +63,33 @@ impl Answer {
 
     /// Whether an error can still be sent. A model with a single response cannot fail a request after sending it.
     pub(crate) fn may_fail(&self) -> bool {
-        let state = self.state.load(Ordering::Acquire);
-        if self.model.config.decoupled { state < CLOSED } else { state == OPEN }
+        let progress = *self.progress.lock();
+        if self.model.config.decoupled { !progress.is_over() } else { progress == Progress::Open }
     }
 
     /// Fails the request, unless it is complete.
     pub(crate) fn fail(&self, error: InferError) {
-        if self.state.swap(CLOSED, Ordering::AcqRel) < CLOSED {
+        let before = mem::replace(&mut *self.progress.lock(), Progress::Closed);
+        if !before.is_over() {
             self.responder.fail(error);
         }
     }
 
     /// Marks the request as rescheduled: it is answered by a later execution.
     pub(crate) fn mark_rescheduled(&self) {
-        self.state.store(RESCHEDULED, Ordering::Release);
+        *self.progress.lock() = Progress::Rescheduled;
     }
 
     /// Whether the request is rescheduled.
     pub(crate) fn is_rescheduled(&self) -> bool {
-        self.state.load(Ordering::Acquire) == RESCHEDULED
+        *self.progress.lock() == Progress::Rescheduled
     }
 
     /// Sends the only response of a request to a model that is not decoupled.
     pub(crate) fn respond(&self, py: Python<'_>, response: &InferenceResponse) -> PyResult<()> {
         let reply = self.reply(py, response)?;
         self.responder.respond(reply, true).map_err(|error| model_exception(&error))?;
-        self.state.store(CLOSED, Ordering::Release);
+        *self.progress.lock() = Progress::Closed;
         Ok(())
     }
 
@@ -89,8 +103,8 @@ impl Answer {
     /// The sender is closed, the flags are invalid, or the model may not send more responses; the texts are Triton's.
     pub(crate) fn send(&self, py: Python<'_>, response: Option<&InferenceResponse>, flags: u32) -> PyResult<()> {
         let wrong = |text: &'static str| Err(TritonModelException::new_err(text));
-        let state = self.state.load(Ordering::Acquire);
-        if state >= CLOSED {
+        let progress = *self.progress.lock();
+        if progress.is_over() {
             return wrong("Unable to send response. Response sender has been closed.");
         }
         if flags > FINAL {
@@ -101,11 +115,11 @@ impl Answer {
         }
         let last = flags & FINAL != 0;
         if !self.model.config.decoupled {
-            match (response.is_some(), state) {
-                (true, ANSWERED) => {
+            match (response.is_some(), progress) {
+                (true, Progress::Answered) => {
                     return wrong("Unable to send response. Non-decoupled model cannot send more than one response.");
                 }
-                (false, OPEN) => {
+                (false, Progress::Open) => {
                     let text = "Unable to send response. Non-decoupled model cannot send complete final before sending a response.";
                     return wrong(text);
                 }
@@ -117,7 +131,7 @@ impl Answer {
             // It is sent at the end of the batch.
             reply::copy_inputs(py, reply, &self.model.runtime)?;
         }
-        self.state.store(if last { CLOSED } else { ANSWERED }, Ordering::Release);
+        *self.progress.lock() = if last { Progress::Closed } else { Progress::Answered };
         let sent = match reply {
             // Without the interpreter: the call blocks if the client reads slowly.
             Some(reply) => {
@@ -139,10 +153,11 @@ impl Answer {
 /// Completes a request that the model has dropped without a response, so that its client does not wait forever.
 impl Drop for Answer {
     fn drop(&mut self) {
-        if *self.state.get_mut() == OPEN && !self.model.config.decoupled {
+        let progress = *self.progress.get_mut();
+        if progress == Progress::Open && !self.model.config.decoupled {
             let text = format!("model '{}' has dropped the request without a response", self.model.config.name);
             self.responder.fail(InferError::new(ErrorCode::Internal, Reason::Backend, text));
-        } else if *self.state.get_mut() < CLOSED && self.model.config.decoupled {
+        } else if !progress.is_over() && self.model.config.decoupled {
             // As in Triton, dropping the sender ends the responses.
             let _ = self.responder.finish();
         }

@@ -1,5 +1,6 @@
 //! The access class of each route, and the routes of gRPC paths. HTTP paths are declared with their routes in
-//! [`crate::routing`]. Paths that are not listed are [`Route::Unknown`], which access control always refuses.
+//! [`crate::routing`]. A path that is not listed is [`Route::Unknown`] and has no handler. Where access is configured, such a
+//! request is refused before the 404, so that the response reveals nothing.
 
 use pharos::access::Api;
 use pharos::metrics::labels::Route;

@@ -99,9 +99,9 @@ fn an_answer_is_counted_with_its_status_and_reason() {
 fn the_requests_of_a_call_are_counted_in_its_place() {
     let service = EchoService::default();
     let mut stream = call(&service, Protocol::Grpc, &[]);
-    stream.leave_count_to_requests();
-    stream.request(Instant(1)).end(0, None);
-    drop(stream.request(Instant(2)));
+    stream.do_not_count();
+    stream.child(Instant(1)).count_and_log(0, None);
+    drop(stream.child(Instant(2)));
     drop(stream);
     assert_eq!(counted(&service), [(0, None), (1, Some(Reason::Cancelled))]);
 }
@@ -132,7 +132,7 @@ async fn a_streamed_response_ends_its_call_with_its_body() {
         (whole(), Method::POST, false, (200, None)),
     ] {
         let service = EchoService::default();
-        let response = call(&service, Protocol::Http, &[]).finish_at_end(response, None, &method);
+        let response = call(&service, Protocol::Http, &[]).finish_with_body(response, None, &method);
         if is_read {
             let _ = response.into_body().collect().await;
         } else {

@@ -6,8 +6,9 @@
 //! up.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use pharos::cache::{Entry, Key};
 use tokio::sync::oneshot;
 
@@ -75,7 +76,7 @@ impl Flights {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Flight>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -1,7 +1,8 @@
 //! The response cache in this process.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use pharos::cache::{Entry, Key, Lru};
 
 /// A bounded number of bytes of responses; the least recently used is evicted first.
@@ -58,6 +59,6 @@ impl Local {
     }
 
     fn lock(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kept.lock()
     }
 }

@@ -3,11 +3,12 @@
 //! A lookup never waits longer than the timeout. While there is no connection, every lookup is an immediate miss; reconnecting
 //! backs off exponentially. The numbers of unanswered commands and of bytes waiting to be stored are bounded.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use pharos::cache::Key;
 use redis::{Cmd, Value, cmd};
 use tokio::runtime::Handle;
@@ -68,11 +69,11 @@ impl Drop for Pending {
 
 impl Link {
     fn connection(&self) -> Option<Connection> {
-        self.connection.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.connection.lock().clone()
     }
 
     fn replace(&self, connection: Option<Connection>) {
-        *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = connection;
+        *self.connection.lock() = connection;
     }
 
     /// Takes the connection out of use until it has answered again. Lookups do not wait for this.

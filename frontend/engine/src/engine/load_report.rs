@@ -1,9 +1,10 @@
 //! Keeps the load reports: samples the counters at intervals, so that a request only takes the latest report. Without requests for
 //! reports nothing is sampled.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 
+use parking_lot::RwLock;
 use pharos::load_report::{LoadReport, PERIOD, Reports, Sample, Tracker};
 use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval};
@@ -30,7 +31,7 @@ impl LoadReports {
         if !self.requested.load(Ordering::Relaxed) {
             self.requested.store(true, Ordering::Relaxed);
         }
-        let latest = self.latest.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let latest = self.latest.read().clone();
         if latest.is_none() {
             self.begin.notify_one();
         }
@@ -38,7 +39,7 @@ impl LoadReports {
     }
 
     fn set(&self, reports: Option<Reports>) {
-        *self.latest.write().unwrap_or_else(PoisonError::into_inner) = reports.map(Arc::new);
+        *self.latest.write() = reports.map(Arc::new);
     }
 }
 

@@ -19,7 +19,7 @@ use crate::serving::{self, Serving};
 type Single = Pin<Box<dyn Future<Output = Result<InferResponse, InferError>> + Send>>;
 
 /// The responses to a request, in order. Dropping it before the last one cancels the request.
-pub(super) struct Responses {
+pub(super) struct ClientResponses {
     kind: Kind,
     /// Present if responses are translated for the client.
     exchange: Option<Box<Exchange>>,
@@ -29,18 +29,18 @@ enum Kind {
     /// An ordinary model: the request is queued when the response is polled.
     One(Single),
     /// A decoupled model: the request was sent.
-    Many(Box<serving::Responses>),
+    Many(Box<serving::ServedResponses>),
     /// The only response was returned.
     Ended,
 }
 
-impl Responses {
+impl ClientResponses {
     /// Wraps the future of an ordinary model's response.
     pub(super) fn one(answer: impl Future<Output = Result<InferResponse, InferError>> + Send + 'static) -> Self {
         Kind::One(Box::pin(answer)).into()
     }
 
-    pub(super) fn many(responses: serving::Responses) -> Self {
+    pub(super) fn many(responses: serving::ServedResponses) -> Self {
         Kind::Many(Box::new(responses)).into()
     }
 
@@ -65,7 +65,7 @@ impl Responses {
     }
 }
 
-impl service::Responses for Responses {
+impl service::Responses for ClientResponses {
     fn is_decoupled(&self) -> bool {
         !matches!(self.kind, Kind::One(_))
     }
@@ -79,7 +79,7 @@ impl service::Responses for Responses {
     }
 }
 
-impl From<Kind> for Responses {
+impl From<Kind> for ClientResponses {
     fn from(kind: Kind) -> Self {
         Self { kind, exchange: None }
     }

@@ -30,7 +30,7 @@ use pharos::timeline::Instant;
 use pharos::trace::settings::Update;
 
 use super::responses::Exchange;
-use super::{Engine, OpenStreamCount, Phase, Responses, check_text, uploads};
+use super::{ClientResponses, Engine, OpenStreamCount, Phase, check_text, uploads};
 use crate::serving::Refusal;
 use crate::supervisor::InstanceStatus;
 use pharos_os::{blocking, clock};
@@ -140,7 +140,7 @@ impl Service for Engine {
         let models = self.inner.loader.models();
         let answer = match serving.config.decoupled {
             true => {
-                let responses = Responses::many(models.stream(&serving, *request, admitted));
+                let responses = ClientResponses::many(models.stream(&serving, *request, admitted));
                 Box::pin(responses.only()).await.and_then(|only| only.ok_or_else(|| endpoint.refuse_decoupled()))
             }
             false => models.execute(&serving, request, admitted).await,
@@ -157,8 +157,8 @@ impl Service for Engine {
         let admitted = serving.admit(&mut request)?;
         let models = self.inner.loader.models().clone();
         let responses = match serving.config.decoupled {
-            true => Responses::many(models.stream(&serving, request, admitted)),
-            false => Responses::one(async move { models.execute(&serving, Box::new(request), admitted).await }),
+            true => ClientResponses::many(models.stream(&serving, request, admitted)),
+            false => ClientResponses::one(async move { models.execute(&serving, Box::new(request), admitted).await }),
         };
         Ok(Box::new(if exchange.is_plain() { responses } else { responses.seen_as(exchange) }))
     }

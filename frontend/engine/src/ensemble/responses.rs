@@ -14,7 +14,7 @@ use crate::scheduler::{Streamed, request_trace};
 use pharos_os::clock;
 
 /// The responses to a request. Dropping it before the last one cancels the steps.
-pub(crate) struct Responses<M: Members> {
+pub(crate) struct EnsembleResponses<M: Members> {
     /// `None` after the last response.
     running: Option<EnsembleRequest<M>>,
     unanswered: Unanswered<M::Member>,
@@ -29,7 +29,7 @@ pub(crate) struct Responses<M: Members> {
     progress: StreamProgress,
 }
 
-impl<M: Members> Responses<M> {
+impl<M: Members> EnsembleResponses<M> {
     /// Starts a checked request. Its first steps are queued on return.
     pub(crate) fn begin(target: &Target<'_, M>, mut request: InferRequest, checked: Checked) -> Self {
         let latest = clock::now();
@@ -86,7 +86,7 @@ impl<M: Members> Responses<M> {
         }
         if let (Ok((outputs, _)), false) = (&made, empty) {
             let bytes = byte_size(outputs);
-            record::stream_response(version.series(), &self.progress, (self.unanswered.started, now), bytes);
+            record::stream_response(version.series(), &self.progress, self.unanswered.started, now, bytes);
         }
         if last {
             record::stream_ended(version.series(), &self.progress);
@@ -128,7 +128,7 @@ impl<M: Members> Responses<M> {
     }
 }
 
-impl<M: Members> Drop for Responses<M> {
+impl<M: Members> Drop for EnsembleResponses<M> {
     /// Counts the end of a request whose client has gone.
     fn drop(&mut self) {
         if !self.unanswered.answered {

@@ -112,7 +112,7 @@ pub(super) fn step_request(
         timeline: request.timeline,
         empty_final_response: false,
         raw_body: None,
-        deadline: request.deadline,
+        leaves_at: request.leaves_at,
     }
 }
 

@@ -1,9 +1,10 @@
 //! Serializes operations on each model.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{self, watch};
 
 /// The locks in use.
@@ -85,7 +86,7 @@ impl Locks {
     }
 
     fn all(&self) -> MutexGuard<'_, BTreeMap<String, Arc<ModelLock>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use pharos::metrics::labels::OnDemandUnload;
 use pharos::model::{ModelConfig, Scheduling};
 use pharos::repository::memory_budget::{
@@ -60,19 +61,19 @@ pub(super) struct MemoryBudget {
 
 impl MemoryBudget {
     pub(super) fn sizes(&self) -> MutexGuard<'_, Sizes> {
-        self.sizes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sizes.lock()
     }
 
     pub(super) fn uses(&self) -> MutexGuard<'_, Uses> {
-        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+        self.uses.lock()
     }
 
     fn turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+        self.turn.lock()
     }
 
     fn reserved(&self) -> MutexGuard<'_, BTreeMap<String, Reserved>> {
-        self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
+        self.reserved.lock()
     }
 }
 

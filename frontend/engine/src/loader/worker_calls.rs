@@ -22,7 +22,7 @@ use super::on_demand::wait_limit;
 use super::{Loaded, Loader, Mode};
 use crate::calls::{BoxFuture, CallResponses, Caller, Models, decoupled, not_ready, refused};
 use crate::scheduler::{InferResult, Streamed};
-use crate::serving::{Refusal, Responses, Serving};
+use crate::serving::{Refusal, ServedResponses, Serving};
 
 impl Models for Loader {
     fn infer(
@@ -83,9 +83,9 @@ impl Models for Loader {
     }
 }
 
-impl CallResponses for Responses {
+impl CallResponses for ServedResponses {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>> {
-        Responses::poll_next(self, cx)
+        ServedResponses::poll_next(self, cx)
     }
 }
 

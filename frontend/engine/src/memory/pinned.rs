@@ -1,7 +1,9 @@
 //! The server's pinned memory: limits how much of the instances' arenas may be registered with the drivers of their GPUs
 //! (`--pinned-memory-pool-byte-size`). Registered memory cannot be returned to the system.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::CAPACITY;
 
@@ -48,7 +50,7 @@ impl PinnedPool {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -14,10 +14,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use command_fds::{CommandFdExt, FdMapping};
+use parking_lot::{Mutex, MutexGuard};
 use pharos::timeline::Instant;
 use pharos::wire::descriptors;
 use pharos::wire::fork_server::{FORK_SERVER, ForkRequest, LARGEST, MOST_FILES, Report, SPACE};
@@ -215,7 +216,7 @@ impl ForkServers {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Kind, Known>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock()
     }
 }
 
@@ -288,7 +289,14 @@ impl ForkServer {
                 report = receive(&self.connection) => match report {
                     Ok(Some((report, process))) => self.on_report(report, process, &mut copies),
                     // The copies go on; their ends are seen without it.
-                    Ok(None) | Err(_) => return Ok(()),
+                    Ok(None) | Err(_) => {
+                        let end = match timeout(REPORT_LIMIT, self.child.wait()).await {
+                            Ok(Ok(status)) => super::describe(status),
+                            Ok(Err(_)) | Err(_) => "its connection was lost".to_owned(),
+                        };
+                        tracing::warn!("a fork server ended ({end}); the next worker of its kind starts another one");
+                        return Ok(());
+                    }
                 },
                 request = self.requests.recv(), if self.asked.is_none() && !self.closed => match request {
                     Some(fork) => if self.send(fork).await.is_err() { return Ok(()) },

@@ -1,8 +1,8 @@
 //! Answers: made of the replies of workers, stored in the response cache, recorded, and sent to the clients, in order if the model
 //! keeps one. Answers are recorded before they are sent, so that clients find them in the statistics.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use pharos::error::InferError;
@@ -45,7 +45,7 @@ impl Driver {
                 }
                 let received = request.part.request.timeline;
                 let timeline = Timeline { compute: done.stamps, request_end: now, batch_size, ..received };
-                self.record(&request.part, answer, timeline, request.reply.is_closed());
+                self.record(&request.part, answer, timeline, request.sender.is_closed());
                 if let (Some(times), Ok(response)) = (misses.get(position).copied().flatten(), answer) {
                     record_miss(&self.series, times, response);
                 }
@@ -78,7 +78,7 @@ impl Driver {
                 record_miss(&self.series, times, response);
                 timeline = response.timeline;
             }
-            self.record_one(&part, &answer, &timeline, request.reply.is_closed());
+            self.record_one(&part, &answer, &timeline, request.sender.is_closed());
         }
         self.turn(clock::now(), |state| self.finish(state, id, request, answer));
         link.send_released_if_many();
@@ -157,7 +157,7 @@ impl Driver {
         let Scattered { responses, mismatches } = link.scatter(&self.config, self.model.version, parts, blocks)?;
         for mismatch in mismatches {
             record::output_mismatched(&self.series);
-            let mut warned = self.mismatches_warned.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut warned = self.mismatches_warned.lock();
             if warned.insert(mismatch.output.clone()) {
                 tracing::warn!(
                     model = %self.model,
@@ -194,7 +194,7 @@ impl Driver {
     fn record_served(&self, part: &Part, timeline: &Timeline, is_abandoned: bool) {
         let batch_size = part.checked.batch_size;
         match is_abandoned {
-            true => record::inference_abandoned(&self.series, timeline, batch_size, part.request.deadline),
+            true => record::inference_abandoned(&self.series, timeline, batch_size, part.request.leaves_at),
             false => record::inference_done(&self.series, timeline, batch_size),
         }
         record::tenant_served(&self.series, part.request.tenant, timeline);
@@ -207,7 +207,7 @@ impl Driver {
     pub(super) fn record_failed(&self, part: &Part, error: &InferError, request_ns: u64) {
         let _transaction = self.series.begin();
         let now = part.request.timeline.request_start + Duration::from_nanos(request_ns);
-        record::inference_failed(&self.series, Failed::of(error, part.request.deadline, now), request_ns);
+        record::inference_failed(&self.series, Failed::of(error, part.request.leaves_at, now), request_ns);
         record::tenant_failed(&self.series, part.request.tenant, error.reason);
     }
 
@@ -281,7 +281,7 @@ impl Driver {
             return;
         }
         for ((_, request), answer) in answers {
-            request.reply.send(answer);
+            request.sender.send(answer);
         }
     }
 
@@ -295,7 +295,7 @@ impl Driver {
             None => Some((request, answer)),
         };
         if let Some((request, answer)) = leaving {
-            request.reply.send(answer);
+            request.sender.send(answer);
         }
     }
 }

@@ -18,7 +18,7 @@ use pharos::timeline::{Instant, Timeline};
 use pharos::wire::{Done, SequenceStep, ToWorker};
 use tokio::sync::oneshot;
 
-use super::stream::{OneReply, Reply};
+use super::stream::{AnswerSender, OneAnswer};
 use super::{Driver, Effects, Request, State, request_trace, ticket};
 use crate::wire::{Part, SharedLink};
 use pharos_os::clock;
@@ -39,7 +39,7 @@ pub(super) struct InFlight {
     /// The row of its flags in the instance's arena.
     pub(super) flags: u8,
     /// Whether one of its flags is set.
-    pub(super) given_up: bool,
+    pub(super) has_cancelled: bool,
     /// In batch order, padding included.
     pub(super) requests: Vec<(RequestId, Request)>,
 }
@@ -54,7 +54,7 @@ impl InFlight {
     pub(super) fn keep_deferred(&mut self, done: &mut Done, deferred: &mut Deferred) {
         for position in std::mem::take(&mut done.open) {
             let place = self.requests.get_mut(position as usize);
-            let Some(place) = place.filter(|(_, request)| !request.part.padding && !request.reply.has_ended()) else {
+            let Some(place) = place.filter(|(_, request)| !request.part.padding && !request.sender.has_ended()) else {
                 continue;
             };
             let stand_in = Request::padding(stand_in(&place.1.part));
@@ -89,7 +89,7 @@ impl Member {
     /// Removes a batch that is no longer in flight.
     fn take(&mut self, position: usize) -> InFlight {
         let batch = self.in_flight.remove(position);
-        if batch.given_up {
+        if batch.has_cancelled {
             self.link.arenas.inputs.clear_flags(batch.flags);
         }
         batch
@@ -278,12 +278,12 @@ impl Driver {
             let Some(place) = batch.requests.get_mut(position as usize).filter(|_| !has_failed) else { continue };
             let (id, request) = &*place;
             let id = *id;
-            if request.part.padding || request.reply.has_ended() {
+            if request.part.padding || request.sender.has_ended() {
                 continue;
             }
-            if request.reply.is_closed() {
+            if request.sender.is_closed() {
                 done.failed.push((position, InferError::cancelled().into()));
-            } else if !state.scheduler.reschedule(id, request.reply.is_behind()) {
+            } else if !state.scheduler.reschedule(id, request.sender.is_behind()) {
                 done.failed.push((position, InferError::internal(NOT_ITERATIVE).into()));
             } else {
                 let (_, request) = std::mem::replace(place, Request::padding(stand_in(&place.1.part)));
@@ -321,7 +321,7 @@ impl Driver {
             // A sequence would continue without the step.
             let divides = unsent.requests.len() > 1 && !self.has_sequences() && !state.closed;
             for (id, request) in unsent.requests.into_iter().filter(|(_, request)| !request.part.padding) {
-                match divides && !request.reply.is_closed() {
+                match divides && !request.sender.is_closed() {
                     true => self.send_alone(state, id, request, now),
                     false => self.fail_unsent(state, id, request, &error, now),
                 }
@@ -341,7 +341,7 @@ impl Driver {
     fn fail_unsent(&self, state: &mut State, id: RequestId, request: Request, error: &InferError, now: Instant) {
         let ns = now.ns_since(request.part.request.timeline.request_start);
         self.record_failed(&request.part, error, ns);
-        request.reply.record_end(&self.series);
+        request.sender.record_end(&self.series);
         let error = error.clone().with_request_id(&request.part.request.id);
         request_trace::failed(request.part.request.traced.as_ref(), &error, now);
         self.finish(state, id, request, Err(error));
@@ -374,13 +374,13 @@ impl Driver {
             // The request counts as pending again.
             record::request_pending(&self.series, 1);
         }
-        if request.reply.has_ended() {
+        if request.sender.has_ended() {
             // The last response has been sent.
             record::request_pending(&self.series, -1);
             return;
         }
-        let has_begun = request.reply.has_begun();
-        let has_left = request.reply.is_closed();
+        let has_begun = request.sender.has_begun();
+        let has_left = request.sender.is_closed();
         let may_run_again = !was_executing || (!request.retried && self.config.backend != envelope::BACKEND);
         if may_run_again && !has_begun && !has_left && !state.closed && !self.has_sequences() {
             request.retried |= was_executing;
@@ -408,7 +408,7 @@ impl Driver {
         };
         let ns = now.ns_since(request.part.request.timeline.request_start);
         self.record_failed(&request.part, &error, ns);
-        request.reply.record_end(&self.series);
+        request.sender.record_end(&self.series);
         request_trace::failed(request.part.request.traced.as_ref(), &error, now);
         self.finish(state, id, request, Err(error));
     }
@@ -467,7 +467,7 @@ impl Driver {
         let state = self.lock();
         let member = state.members.get(&instance)?;
         let first = member.in_flight.first()?;
-        let mut moved = first.requests.iter().map(|(_, request)| request.reply.moved_at());
+        let mut moved = first.requests.iter().map(|(_, request)| request.sender.moved_at());
         // An instance that waits for a slow reader does not execute.
         moved.try_fold(member.executing_since, |latest, moved| Some(latest.max(moved?)))
     }
@@ -563,8 +563,8 @@ impl Request {
     /// Creates padding with the given part.
     fn padding(part: Arc<Part>) -> (RequestId, Self) {
         let (no_reader, _) = oneshot::channel();
-        let reply = Reply::One(OneReply::new(no_reader, true));
-        (PADDING, Self { part, reply, retried: false, miss: None })
+        let sender = AnswerSender::One(OneAnswer::new(no_reader, true));
+        (PADDING, Self { part, sender, retried: false, miss: None })
     }
 }
 

@@ -12,9 +12,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use pharos::id::InstanceId;
 use pharos::scheduler::rate_limiter::{Limit, Member, RateLimiter, Usage};
 use pharos::timeline::Instant;
@@ -107,7 +108,7 @@ impl Limits {
     }
 
     fn lock(&self) -> MutexGuard<'_, LimiterState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -190,7 +191,7 @@ impl Registration {
     }
 
     fn members(&self) -> MutexGuard<'_, HashMap<InstanceId, Member>> {
-        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+        self.members.lock()
     }
 
     fn member(&self, instance: InstanceId) -> Option<Member> {

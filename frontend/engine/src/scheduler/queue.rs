@@ -1,23 +1,23 @@
 //! Requests before an instance executes them: the response cache, the queue, and the sequences of the scheduler.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use pharos::cache::Entry;
 use pharos::error::{InferError, Reason};
 use pharos::id::{CorrelationId, InstanceId, RequestId};
 use pharos::infer::{InferRequest, InferResponse};
-use pharos::metrics::emitter::shortened;
 use pharos::metrics::record::{self, Failed, MissTimes};
 use pharos::metrics::series::ModelSeries;
+use pharos::metrics::text_lines::shortened;
 use pharos::model::{Checked, ModelConfig, Scheduling, SequenceBatching};
 use pharos::scheduler::{self, RejectReason, SequenceCounts};
 use pharos::timeline::{CacheLookup, ComputeStamps, Instant};
 use tokio::sync::oneshot;
 
-use super::stream::{BatchPosition, OneReply, Reply};
-use super::{Driver, InferResult, Request, State, lost, request_trace, ticket};
+use super::stream::{AnswerSender, BatchPosition, OneAnswer};
+use super::{Driver, InferResult, Request, State, request_trace, ticket, without_answer};
 use crate::cache::{Found, LookUpTimes, ModelCache};
 use crate::wire::Part;
 use pharos_os::clock;
@@ -83,11 +83,11 @@ impl Driver {
         }
         let ticket = ticket(id, &request, &checked);
         let (sender, answer) = oneshot::channel();
-        let reply = Reply::One(OneReply::new(sender, self.ordered));
+        let sender = AnswerSender::One(OneAnswer::new(sender, self.ordered));
         let part = Arc::new(Part { request: *request, checked, padding: false });
         let cancel = CancelOnDrop::new(self, id);
         self.turn(now, |state| {
-            state.queued.insert(id, Request { part, reply, retried: false, miss });
+            state.queued.insert(id, Request { part, sender, retried: false, miss });
             if let Some(order) = &mut state.order {
                 order.expect(id);
             }
@@ -96,7 +96,7 @@ impl Driver {
         });
         let answer = answer.await;
         cancel.disarm();
-        answer.unwrap_or_else(|_| lost())
+        answer.unwrap_or_else(|_| without_answer())
     }
 
     /// Looks up a request. Dropping the future cancels the request.
@@ -133,10 +133,10 @@ impl Driver {
             return Ok(response);
         }
         let (sender, answer) = oneshot::channel();
-        let reply = Reply::One(OneReply::new(sender, true));
-        let request = Request { part: Arc::new(part), reply, retried: false, miss: None };
+        let sender = AnswerSender::One(OneAnswer::new(sender, true));
+        let request = Request { part: Arc::new(part), sender, retried: false, miss: None };
         self.turn(clock::now(), |state| self.finish(state, id, request, Ok(response)));
-        answer.await.unwrap_or_else(|_| lost())
+        answer.await.unwrap_or_else(|_| without_answer())
     }
 
     pub(super) fn cancel(&self, id: RequestId) {
@@ -147,7 +147,7 @@ impl Driver {
             if state.queued.contains_key(&id) {
                 state.scheduler.cancel(id, now);
             } else {
-                executing = give_up(state, id);
+                executing = flag_cancelled(state, id);
                 deferred = state.cancellation_frame(id);
             }
         });
@@ -168,7 +168,7 @@ impl Driver {
         if !reason.refused_on_arrival() {
             let ns = clock::now().ns_since(request.part.request.timeline.request_start);
             self.record_failed(&request.part, &error, ns);
-            request.reply.record_end(&self.series);
+            request.sender.record_end(&self.series);
         } else {
             record::inference_refused(&self.series, error.reason);
         }
@@ -197,7 +197,7 @@ impl Driver {
     }
 
     /// Rejects all waiting requests because the server's shutdown limit is over; lost requests are no longer retried.
-    pub(crate) fn give_up(&self) {
+    pub(crate) fn reject_all_at_exit(&self) {
         let now = clock::now();
         self.turn(now, |state| {
             state.closed = true;
@@ -314,7 +314,7 @@ impl Driver {
 
     /// Logs that an active sequence was restarted; at most once a second, since any client can cause it.
     pub(super) fn notify_restarted(&self, sequence: &CorrelationId) {
-        let held = self.restarts_logged.lock().unwrap_or_else(PoisonError::into_inner).admit(clock::now());
+        let held = self.restarts_logged.lock().admit(clock::now());
         let Some(held) = held else { return };
         let id = shortened(sequence.to_string().as_bytes());
         let more = if held > 0 { format!(" (and {held} more since the last message)") } else { String::new() };
@@ -340,7 +340,7 @@ impl Drop for LookUpGuard<'_> {
         let ns = now.ns_since(self.request.timeline.request_start);
         {
             let _transaction = self.driver.series.begin();
-            record::inference_failed(&self.driver.series, Failed::abandoned(self.request.deadline, now), ns);
+            record::inference_failed(&self.driver.series, Failed::abandoned(self.request.leaves_at, now), ns);
             record::tenant_failed(&self.driver.series, self.request.tenant, Reason::Cancelled);
         }
         request_trace::failed(self.request.traced.as_ref(), &InferError::cancelled(), now);
@@ -380,12 +380,12 @@ impl<'a> CancelOnDrop<'a> {
 }
 
 /// Signals the instance that executes a request, or soon will, that it was cancelled. Returns the batch and the position in it.
-fn give_up(state: &mut State, id: RequestId) -> Option<BatchPosition> {
+fn flag_cancelled(state: &mut State, id: RequestId) -> Option<BatchPosition> {
     for member in state.members.values_mut() {
         for batch in &mut member.in_flight {
             if let Some(position) = batch.requests.iter().position(|(request, _)| *request == id) {
-                member.link.arenas.inputs.give_up(batch.flags, position);
-                batch.given_up = true;
+                member.link.arenas.inputs.set_cancelled(batch.flags, position);
+                batch.has_cancelled = true;
                 let request = u32::try_from(position).unwrap_or(u32::MAX);
                 return Some(BatchPosition { link: member.link.clone(), batch: batch.batch, request });
             }

@@ -8,9 +8,10 @@
 use std::collections::hash_map::Entry;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 
+use parking_lot::{Mutex, MutexGuard};
 use pharos::error::{ErrorCode, InferError};
 use pharos::id::{InstanceId, RequestId};
 use pharos::infer::{InferRequest, InferResponse};
@@ -22,7 +23,7 @@ use pharos::timeline::{ComputeStamps, Instant};
 use pharos::wire::{self, CREDITS, Credits, Done, Resumed, ToWorker};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Driver, InferResult, Request, State, lost, request_trace, ticket};
+use super::{Driver, InferResult, Request, State, request_trace, ticket, without_answer};
 use crate::wire::{Part, SharedLink};
 use pharos_os::clock;
 use pharos_os::event_loops::Mailbox;
@@ -84,7 +85,7 @@ impl Flow {
     }
 
     fn position(&self) -> MutexGuard<'_, Option<BatchPosition>> {
-        self.position.lock().unwrap_or_else(PoisonError::into_inner)
+        self.position.lock()
     }
 }
 
@@ -104,21 +105,21 @@ struct Item {
 }
 
 /// The receiver of a request's answers.
-pub(super) enum Reply {
+pub(super) enum AnswerSender {
     /// An ordinary model's request, with one answer.
-    One(OneReply),
+    One(OneAnswer),
     /// A decoupled model's request.
-    Many(Box<Sink>),
+    Many(Box<ResponseSender>),
 }
 
 /// The driver's end of a request's only answer.
-pub(super) struct OneReply {
+pub(super) struct OneAnswer {
     sender: oneshot::Sender<InferResult>,
     /// The event loop that waits for the answer, if it may be passed on there later than other answers are sent.
     mailbox: Option<Mailbox>,
 }
 
-impl OneReply {
+impl OneAnswer {
     /// The receiver belongs to the current thread's event loop, if it has one. `in_order`: each answer must be there before the
     /// next one is sent.
     pub(super) fn new(sender: oneshot::Sender<InferResult>, in_order: bool) -> Self {
@@ -135,7 +136,7 @@ impl OneReply {
 }
 
 /// The driver's end of a request's responses.
-pub(super) struct Sink {
+pub(super) struct ResponseSender {
     /// `None` after the last response.
     sender: Option<mpsc::Sender<Item>>,
     flow: Arc<Flow>,
@@ -145,11 +146,11 @@ pub(super) struct Sink {
     latest_end: Instant,
 }
 
-impl Reply {
+impl AnswerSender {
     /// Sends the only or last answer. If the client has disconnected, it is dropped.
     pub(super) fn send(self, answer: InferResult) {
         match self {
-            Self::One(reply) => reply.send(answer),
+            Self::One(answer_sender) => answer_sender.send(answer),
             Self::Many(sink) => {
                 let item = Item { streamed: Streamed { answer, last: true, empty: false }, costs_credit: false };
                 if let Some(sender) = sink.sender {
@@ -170,7 +171,7 @@ impl Reply {
     /// Returns whether the reader is gone.
     pub(super) fn is_closed(&self) -> bool {
         match self {
-            Self::One(reply) => reply.sender.is_closed(),
+            Self::One(answer_sender) => answer_sender.sender.is_closed(),
             Self::Many(sink) => sink.sender.as_ref().is_none_or(mpsc::Sender::is_closed),
         }
     }
@@ -186,7 +187,7 @@ impl Reply {
     }
 
     /// Returns whether another response would have to wait for the reader. If so, the request is held until
-    /// [`Responses::poll_next`] resumes it.
+    /// [`InstanceResponses::poll_next`] resumes it.
     pub(super) fn is_behind(&self) -> bool {
         let Self::Many(sink) = self else { return false };
         sink.flow.held.store(true, Ordering::SeqCst);
@@ -211,7 +212,7 @@ impl Reply {
 }
 
 /// The responses to one request of a decoupled model. Dropping it before the last one cancels the request.
-pub(crate) struct Responses {
+pub(crate) struct InstanceResponses {
     driver: Arc<Driver>,
     id: RequestId,
     receiver: mpsc::Receiver<Item>,
@@ -223,7 +224,7 @@ pub(crate) struct Responses {
     ended: bool,
 }
 
-impl Responses {
+impl InstanceResponses {
     /// Returns the next response, or `None` after the last.
     pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>> {
         if self.ended {
@@ -240,7 +241,7 @@ impl Responses {
         }
         let received = ready!(self.receiver.poll_recv(cx));
         let Item { streamed, costs_credit } = received.unwrap_or_else(|| Item {
-            streamed: Streamed { answer: lost(), last: true, empty: false },
+            streamed: Streamed { answer: without_answer(), last: true, empty: false },
             costs_credit: false,
         });
         self.ended = streamed.last;
@@ -249,7 +250,7 @@ impl Responses {
     }
 }
 
-impl Drop for Responses {
+impl Drop for InstanceResponses {
     fn drop(&mut self) {
         if !self.ended {
             self.receiver.close();
@@ -279,12 +280,16 @@ struct Kind {
 impl State {
     /// Finds the request of a response and books it. Returns an error for an invalid response, and `Ok(None)` for a batch that is
     /// no longer known.
-    fn book(&mut self, instance: InstanceId, frame: &wire::Response) -> Result<Option<ReceivedResponse>, &'static str> {
+    fn note_response(
+        &mut self,
+        instance: InstanceId,
+        frame: &wire::Response,
+    ) -> Result<Option<ReceivedResponse>, &'static str> {
         let Some(member) = self.members.get_mut(&instance) else { return Ok(None) };
         let place = (frame.batch, frame.request);
         if let Entry::Occupied(mut entry) = member.deferred.entry(place) {
             let booked = match &mut entry.get_mut().1 {
-                Request { reply: Reply::Many(sink), part, .. } => {
+                Request { sender: AnswerSender::Many(sink), part, .. } => {
                     sink.take(part.clone(), frame).map(ReceivedResponse::Streamed)?
                 }
                 _ => {
@@ -303,9 +308,11 @@ impl State {
         let Some(batch) = batch else { return Ok(None) };
         let request = batch.requests.get_mut(frame.request as usize);
         let (_, request) = request.ok_or("a response to a request that is not in its batch")?;
-        match &mut request.reply {
-            Reply::Many(sink) => sink.take(request.part.clone(), frame).map(ReceivedResponse::Streamed).map(Some),
-            Reply::One(_) => Err("more than one response to a request of a model that is not decoupled"),
+        match &mut request.sender {
+            AnswerSender::Many(sink) => {
+                sink.take(request.part.clone(), frame).map(ReceivedResponse::Streamed).map(Some)
+            }
+            AnswerSender::One(_) => Err("more than one response to a request of a model that is not decoupled"),
         }
     }
 }
@@ -318,17 +325,17 @@ enum ReceivedResponse {
     Single(RequestId, Request),
 }
 
-impl Sink {
+impl ResponseSender {
     /// Books a response of a worker.
     fn take(&mut self, part: Arc<Part>, frame: &wire::Response) -> Result<Arrival, &'static str> {
         if costs_credit(frame) && self.flow.outstanding() >= CREDITS.into() {
             return Err("more responses than its credit allows");
         }
         self.flow.sent.fetch_add(u64::from(costs_credit(frame)), Ordering::Relaxed);
-        self.book(part, frame.stamps, frame.last).ok_or("a response after the last one")
+        self.note(part, frame.stamps, frame.last).ok_or("a response after the last one")
     }
 
-    fn book(&mut self, part: Arc<Part>, stamps: ComputeStamps, last: bool) -> Option<Arrival> {
+    fn note(&mut self, part: Arc<Part>, stamps: ComputeStamps, last: bool) -> Option<Arrival> {
         let sender = if last { self.sender.take()? } else { self.sender.clone()? };
         let since = if self.count == 0 { stamps.start } else { self.latest_end };
         self.latest_end = stamps.end;
@@ -344,7 +351,7 @@ fn costs_credit(frame: &wire::Response) -> bool {
 
 impl Driver {
     /// Schedules a checked request of a decoupled model.
-    pub(crate) fn stream(self: &Arc<Self>, mut request: InferRequest, checked: Checked) -> Responses {
+    pub(crate) fn stream(self: &Arc<Self>, mut request: InferRequest, checked: Checked) -> InstanceResponses {
         let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
         let now = clock::now();
         request.timeline.queue_start = now;
@@ -352,15 +359,15 @@ impl Driver {
         let ticket = ticket(id, &request, &checked);
         let (sender, receiver) = mpsc::channel(CREDITS as usize + 1);
         let flow = Arc::new(Flow::default());
-        let sink = Sink { sender: Some(sender), flow: flow.clone(), count: 0, latest_end: Instant(0) };
-        let reply = Reply::Many(Box::new(sink));
+        let sink = ResponseSender { sender: Some(sender), flow: flow.clone(), count: 0, latest_end: Instant(0) };
+        let sender = AnswerSender::Many(Box::new(sink));
         let part = Arc::new(Part { request, checked, padding: false });
         self.turn(now, |state| {
-            state.queued.insert(id, Request { part, reply, retried: false, miss: None });
+            state.queued.insert(id, Request { part, sender, retried: false, miss: None });
             record::request_pending(&self.series, 1);
             state.scheduler.enqueue(ticket, now);
         });
-        Responses { driver: self.clone(), id, receiver, flow, given: false, taken: 0, ended: false }
+        InstanceResponses { driver: self.clone(), id, receiver, flow, given: false, taken: 0, ended: false }
     }
 
     /// Handles a response of a batch that is still running.
@@ -370,7 +377,7 @@ impl Driver {
     pub(crate) fn response(&self, instance: InstanceId, link: &SharedLink, frame: wire::Response) -> io::Result<()> {
         let booked = {
             let mut state = self.lock();
-            let booked = state.book(instance, &frame);
+            let booked = state.note_response(instance, &frame);
             if matches!(booked, Ok(Some(_))) {
                 state.last_answered = clock::now();
             }
@@ -437,8 +444,8 @@ impl Driver {
             record::first_response(&self.series, timeline.request_ns());
         }
         if let (Ok(response), false) = (&answer, empty) {
-            let times = (timeline.request_start, timeline.request_end);
-            record::stream_response(&self.series, &flow.progress, times, response.byte_size());
+            let bytes = response.byte_size();
+            record::stream_response(&self.series, &flow.progress, timeline.request_start, timeline.request_end, bytes);
         }
         if let Err(error) = &answer {
             flow.failed.get_or_init(|| error.clone());
@@ -468,10 +475,10 @@ impl Driver {
         self.record_batch(&parts, done);
         let answers = self.answers(&parts, link, done);
         for ((_, request), answer) in requests.into_iter().zip(answers) {
-            let Reply::Many(mut sink) = request.reply else { continue };
+            let AnswerSender::Many(mut sink) = request.sender else { continue };
             let empty = answer.is_ok() && (sink.count > 0 || done.outputs.is_empty());
             let has_left = sink.sender.as_ref().is_some_and(mpsc::Sender::is_closed);
-            if let Some(arrival) = sink.book(request.part, done.stamps, true) {
+            if let Some(arrival) = sink.note(request.part, done.stamps, true) {
                 let last = match answer {
                     // For a disconnected client it is unknown whether more responses would have followed.
                     Ok(_) if empty && has_left => Err(InferError::cancelled()),

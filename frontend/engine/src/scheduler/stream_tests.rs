@@ -44,7 +44,7 @@ async fn world_of(config: &str) -> World {
 }
 
 impl World {
-    fn ask(&self) -> Responses {
+    fn ask(&self) -> InstanceResponses {
         let (request, checked) = self.request();
         self.driver.stream(request, checked)
     }
@@ -132,7 +132,7 @@ fn last() -> wire::Response {
     wire::Response { outputs: Vec::new(), last: true, empty: true, ..response() }
 }
 
-async fn next(responses: &mut Responses) -> Option<Streamed> {
+async fn next(responses: &mut InstanceResponses) -> Option<Streamed> {
     poll_fn(|cx| responses.poll_next(cx)).await
 }
 

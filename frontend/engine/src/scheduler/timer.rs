@@ -5,8 +5,9 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::OccupiedEntry;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use pharos::timeline::Instant;
 use tokio::runtime::Handle;
 
@@ -98,15 +99,15 @@ impl AlarmQueue {
             if self.fire() {
                 continue;
             }
-            let alarms = self.lock();
+            let mut alarms = self.lock();
             if alarms.ended {
                 return;
             }
             match alarms.waiting.first_key_value().map(|((at, _), _)| *at - clock::now()) {
-                None => drop(self.changed.wait(alarms).unwrap_or_else(PoisonError::into_inner)),
+                None => self.changed.wait(&mut alarms),
                 Some(wait) if wait.is_zero() => (),
                 Some(wait) => {
-                    drop(self.changed.wait_timeout(alarms, wait).unwrap_or_else(PoisonError::into_inner));
+                    self.changed.wait_for(&mut alarms, wait);
                 }
             }
         }
@@ -125,6 +126,6 @@ impl AlarmQueue {
     }
 
     fn lock(&self) -> MutexGuard<'_, Alarms> {
-        self.alarms.lock().unwrap_or_else(PoisonError::into_inner)
+        self.alarms.lock()
     }
 }

@@ -1,6 +1,6 @@
 //! Shutdown of all models: finishes what has begun, then ends the workers.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use pharos::timeline::Instant;
@@ -63,7 +63,7 @@ impl ModelTable {
         };
         let left = until_none(of_all, &abort_drain, give_up).await;
 
-        drivers.iter().for_each(|driver| driver.give_up());
+        drivers.iter().for_each(|driver| driver.reject_all_at_exit());
         let mut stopping = JoinSet::new();
         for executor in &all {
             let executor = Arc::clone(executor);
@@ -87,7 +87,7 @@ impl ModelTable {
     /// Returns all executors, including the executors of retired versions.
     fn executors(&self) -> Vec<Arc<Executor>> {
         let mut all: Vec<Arc<Executor>> = self.all().iter().map(|serving| serving.executor.clone()).collect();
-        let retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        let retired = self.retired.lock();
         all.extend(retired.iter().filter_map(Retired::executor));
         all
     }

@@ -1,8 +1,8 @@
 //! Gauges that are updated before a scrape: queues, instance states, memory, sequences, resources.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
 use pharos::id::ModelVersion;
 use pharos::load_report::{ModelSample, Sample};
@@ -31,7 +31,7 @@ struct ExecutingVersion {
 impl ModelTable {
     /// Updates the metrics cache before a scrape: reads the metrics that workers have sent, and sets the gauges.
     pub(crate) fn observe(&self) {
-        let _turn = self.observing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.observing.lock();
         self.shared.metrics.clock().set(clock::now());
         let all = self.live();
         self.observe_ensembles(&all);
@@ -195,7 +195,7 @@ impl ModelTable {
         for serving in self.all() {
             all.push(ExecutingVersion { model: serving.model.clone(), executor: serving.executor.clone() });
         }
-        for retired in self.retired.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        for retired in self.retired.lock().iter() {
             if let Some(executor) = retired.served() {
                 all.push(ExecutingVersion { model: retired.model.clone(), executor });
             }

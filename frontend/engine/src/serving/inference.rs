@@ -11,7 +11,7 @@ use pharos::metrics::series::ModelSeries;
 use pharos::model::ModelConfig;
 
 use super::version::{Admitted, Executor, Serving};
-use super::{ModelTable, Responses};
+use super::{ModelTable, ServedResponses};
 use crate::ensemble::{self, Ensemble, Member, Members, Target};
 use crate::scheduler::InferResult;
 
@@ -46,16 +46,16 @@ impl ModelTable {
         serving: &Arc<Serving>,
         request: InferRequest,
         admitted: Admitted,
-    ) -> Responses {
+    ) -> ServedResponses {
         let Admitted { checked, classified } = admitted;
         match &*serving.executor {
             Executor::Instances { driver, .. } => {
-                Responses::of_instances(serving, driver.stream(request, checked), classified)
+                ServedResponses::of_instances(serving, driver.stream(request, checked), classified)
             }
             Executor::Ensemble { ensemble, .. } => {
                 let target = Target { members: self, version: serving, ensemble };
-                let responses = ensemble::Responses::begin(&target, request, checked);
-                Responses::of_ensemble(serving, responses, classified)
+                let responses = ensemble::EnsembleResponses::begin(&target, request, checked);
+                ServedResponses::of_ensemble(serving, responses, classified)
             }
         }
     }
@@ -85,7 +85,7 @@ impl Member for Serving {
 
 impl Members for ModelTable {
     type Member = Serving;
-    type Responses = Responses;
+    type Responses = ServedResponses;
 
     fn metrics(&self) -> &Cache {
         &self.shared.metrics
@@ -117,7 +117,11 @@ impl Members for ModelTable {
         self.execute(member, request, admitted).await
     }
 
-    fn stream(self: &Arc<Self>, member: &Arc<Serving>, mut request: InferRequest) -> Result<Responses, InferError> {
+    fn stream(
+        self: &Arc<Self>,
+        member: &Arc<Serving>,
+        mut request: InferRequest,
+    ) -> Result<ServedResponses, InferError> {
         let admitted = member.admit(&mut request)?;
         Ok(Self::stream(self, member, request, admitted))
     }

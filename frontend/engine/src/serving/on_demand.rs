@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::iter;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use pharos::error::InferError;
 use pharos::model::ModelConfig;
 use pharos::repository::{Attempts, parse_version};
@@ -53,12 +54,12 @@ impl OnDemand {
 
     /// The failed loads.
     pub(crate) fn attempts(&self) -> MutexGuard<'_, Attempts> {
-        self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.attempts.lock()
     }
 
     /// Returns the load that runs; if no load runs, starts one, which sends its result with the given sender.
     pub(crate) fn join(&self, start: impl FnOnce(watch::Sender<Option<Result<(), InferError>>>)) -> Outcome {
-        let mut load = self.load.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut load = self.load.lock();
         // The sender of a load that ended without a result has been dropped.
         let running = load.as_ref().filter(|load| load.borrow().is_none() && load.has_changed().is_ok());
         if let Some(running) = running {
@@ -72,7 +73,7 @@ impl OnDemand {
 
     /// Forgets the load, which has ended, so that only the requests that waited for it have its result.
     pub(crate) fn forget_load(&self) {
-        let mut load = self.load.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut load = self.load.lock();
         drop(load.take_if(|load| load.borrow().is_some()));
     }
 
@@ -97,16 +98,16 @@ impl OnDemand {
 
     /// Takes over the versions of the model whose files have changed. The next request may load it, also after failures.
     pub(crate) fn update(&self, read: Self) {
-        self.replace(read.versions.into_inner().unwrap_or_else(PoisonError::into_inner));
+        self.replace(read.versions.into_inner());
         self.attempts().succeeded();
     }
 
     fn replace(&self, versions: BTreeMap<u64, Version>) {
-        *self.versions.write().unwrap_or_else(PoisonError::into_inner) = versions;
+        *self.versions.write() = versions;
     }
 
     fn read(&self) -> RwLockReadGuard<'_, BTreeMap<u64, Version>> {
-        self.versions.read().unwrap_or_else(PoisonError::into_inner)
+        self.versions.read()
     }
 
     /// Returns the number, the directory and, if it is known, the configuration of each version.

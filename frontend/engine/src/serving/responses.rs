@@ -9,7 +9,7 @@ use crate::ensemble::{self, ResponseSource};
 use crate::scheduler::{self, Streamed};
 
 /// The responses to a request. Dropping it before the last one cancels the request.
-pub(crate) struct Responses {
+pub(crate) struct ServedResponses {
     kind: Kind,
     serving: Arc<Serving>,
     /// The outputs to classify, each with the number of the largest elements to return.
@@ -19,14 +19,14 @@ pub(crate) struct Responses {
 }
 
 enum Kind {
-    Instances(scheduler::Responses),
-    Ensemble(Box<ensemble::Responses<ModelTable>>),
+    Instances(scheduler::InstanceResponses),
+    Ensemble(Box<ensemble::EnsembleResponses<ModelTable>>),
 }
 
-impl Responses {
+impl ServedResponses {
     pub(super) fn of_instances(
         serving: &Arc<Serving>,
-        responses: scheduler::Responses,
+        responses: scheduler::InstanceResponses,
         classified: Vec<(String, u64)>,
     ) -> Self {
         Self { kind: Kind::Instances(responses), serving: serving.clone(), classified, classifying: None }
@@ -34,7 +34,7 @@ impl Responses {
 
     pub(super) fn of_ensemble(
         serving: &Arc<Serving>,
-        responses: ensemble::Responses<ModelTable>,
+        responses: ensemble::EnsembleResponses<ModelTable>,
         classified: Vec<(String, u64)>,
     ) -> Self {
         Self { kind: Kind::Ensemble(Box::new(responses)), serving: serving.clone(), classified, classifying: None }
@@ -72,7 +72,7 @@ impl Responses {
     }
 }
 
-impl ResponseSource for Responses {
+impl ResponseSource for ServedResponses {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>> {
         Self::poll_next(self, cx)
     }

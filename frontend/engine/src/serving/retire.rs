@@ -1,7 +1,7 @@
 //! Ends versions that no longer serve: answers accepted requests, lets sequences end, then stops the workers.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use pharos::id::{CorrelationId, ModelVersion};
@@ -141,7 +141,7 @@ impl ModelTable {
         let model = serving.model.clone();
         let served = ending != RetireReason::Unserved;
         let retired = Retired { model, executor: Arc::downgrade(&executor), served };
-        self.retired.lock().unwrap_or_else(PoisonError::into_inner).push(retired);
+        self.retired.lock().push(retired);
         let sequences = matches!(ending, RetireReason::Replaced | RetireReason::Outdated(_)) && has_sequences(&serving);
         if let Some(memory) = executor.memory().filter(|_| !sequences) {
             memory.end();
@@ -189,7 +189,7 @@ impl ModelTable {
 
     /// Finishes the retirement of a version whose workers are gone.
     fn ended(&self, model: ModelVersion, series: &Arc<ModelSeries>, ending: RetireReason) {
-        let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut retired = self.retired.lock();
         retired.retain(|retired| retired.executor.strong_count() > 0);
         drop(retired);
         self.count_hits(&model, series);

@@ -16,7 +16,7 @@ use pharos::timeline::{Instant, Timeline};
 use super::models::QUEUE_TIMEOUT_US;
 use super::worker::{answer_to, responses_to};
 use super::world::{Event, World};
-use crate::scheduler::{InferResult, Responses};
+use crate::scheduler::{InferResult, InstanceResponses};
 
 /// The most sequences of a model that clients run at the same time.
 const SEQUENCES: usize = 6;
@@ -50,7 +50,7 @@ struct Reader {
 /// What a client waits for.
 enum Answers {
     One(Pin<Box<dyn Future<Output = InferResult>>>),
-    Many(Responses),
+    Many(InstanceResponses),
 }
 
 impl Call {

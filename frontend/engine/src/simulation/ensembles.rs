@@ -20,7 +20,7 @@ use super::models::Counted;
 use super::steps::{Kind, StepModel, Steps};
 use super::worker::{answer_to, responses_to};
 use super::world::{Event, World};
-use crate::ensemble::{Ensemble, Member, Members, Responses, Target};
+use crate::ensemble::{Ensemble, EnsembleResponses, Member, Members, Target};
 use crate::scheduler::InferResult;
 
 const TENSORS: &str = "max_batch_size: 2 input { name: 'IN' data_type: TYPE_UINT64 dims: 1 } output { name: 'OUT' data_type: TYPE_UINT64 dims: 1 }";
@@ -140,7 +140,7 @@ type Outputs = Vec<Vec<u64>>;
 /// What the client waits for.
 enum Answers {
     One(Pin<Box<dyn Future<Output = InferResult>>>),
-    Many(Box<Responses<Steps>>),
+    Many(Box<EnsembleResponses<Steps>>),
 }
 
 impl EnsembleCall {
@@ -180,7 +180,7 @@ impl World {
             true => {
                 let ensemble = version.ensemble().expect("an ensemble");
                 let target = Target { members: &steps, version: &version, ensemble };
-                Answers::Many(Box::new(Responses::begin(&target, request, checked)))
+                Answers::Many(Box::new(EnsembleResponses::begin(&target, request, checked)))
             }
             false => Answers::One(Box::pin(async move {
                 let ensemble = version.ensemble().expect("an ensemble");

@@ -74,7 +74,7 @@ impl World {
             process.fail(now)
         } else {
             let failed: &[u32] = if fails { &[0] } else { &[] };
-            process.execute((sequences, failed), now)?
+            process.execute(sequences, failed, now)?
         };
         let goes_on = !process.batches.is_empty();
         let link = process.link.clone();
@@ -103,7 +103,7 @@ impl World {
         let Some(one) = self.instance(place) else { return Ok(()) };
         let (id, ready, Some(process)) = (one.id, one.ready, &mut one.process) else { return Ok(()) };
         let link = process.link.clone();
-        let step = if fails_whole { Step::End } else { process.next_step((choice, fails), now) };
+        let step = if fails_whole { Step::End } else { process.next_step(choice, fails, now) };
         match step {
             Step::Respond(response) => {
                 let again = response.last.then(|| Response { outputs: Vec::new(), ..response.clone() });

@@ -153,7 +153,7 @@ impl Drop for Counting {
 
 /// The responses of a decoupled step.
 pub(super) struct StepResponses {
-    responses: scheduler::Responses,
+    responses: scheduler::InstanceResponses,
     counting: Counting,
 }
 

@@ -196,7 +196,7 @@ impl<L> Worker<L> {
     }
 
     /// Returns the next response of the first batch, to a request that `choice` selects; with `fails`, an error that ends it.
-    pub(super) fn next_step(&mut self, (choice, fails): (u64, bool), now: Instant) -> Step {
+    pub(super) fn next_step(&mut self, choice: u64, fails: bool, now: Instant) -> Step {
         let batch = self.batches.front().expect("a batch");
         let number = batch.batch;
         let row = batch.flags;
@@ -216,12 +216,12 @@ impl<L> Worker<L> {
             return if self.waits { Step::Wait } else { Step::End };
         }
         let at = able[usize::try_from(choice % able.len() as u64).unwrap()];
-        let response = self.response((number, at), fails, now);
+        let response = self.response(number, at, fails, now);
         self.streams[at].ended |= response.last;
         Step::Respond(response)
     }
 
-    fn response(&mut self, (batch, at): (u64, usize), fails: bool, now: Instant) -> Response {
+    fn response(&mut self, batch: u64, at: usize, fails: bool, now: Instant) -> Response {
         let stream = &mut self.streams[at];
         let has_data = stream.has_data() && !fails;
         let answers: Vec<u64> = stream.values.iter().map(|value| answer_to(value + stream.sent)).collect();
@@ -253,7 +253,7 @@ impl<L> Worker<L> {
     ///
     /// # Errors
     /// A step of a sequence arrived that this process has not seen the start of.
-    pub(super) fn execute(&mut self, (sequences, failed): (bool, &[u32]), now: Instant) -> Result<Done, String> {
+    pub(super) fn execute(&mut self, sequences: bool, failed: &[u32], now: Instant) -> Result<Done, String> {
         let execute = self.batches.pop_front().expect("a batch");
         let mut answers = Vec::new();
         for (request, values) in execute.requests.iter().zip(self.values(&execute)) {

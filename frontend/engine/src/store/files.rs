@@ -5,9 +5,10 @@ use std::fs::DirBuilder;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use pharos::model::CodeOrigin;
 use pharos_os::clock;
 use pharos_os::directories::{Kind, Temporary};
@@ -84,7 +85,7 @@ struct Created {
 impl TemporaryDirectories {
     /// Creates a directory. Returns its path and the parent.
     pub(crate) fn next(&self) -> io::Result<(PathBuf, Arc<Temporary>)> {
-        let mut created = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut created = self.0.lock();
         if created.closed {
             return Err(io::Error::other("the server is exiting"));
         }
@@ -110,13 +111,13 @@ impl TemporaryDirectories {
     }
 
     fn in_use(&self) -> bool {
-        let created = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let created = self.0.lock();
         created.directory.as_ref().is_some_and(|directory| Arc::strong_count(directory) > 1)
     }
 
     /// Removes all files, also files in use, because the server exits.
     pub(crate) fn close(&self) {
-        let mut created = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut created = self.0.lock();
         created.closed = true;
         if let Some(directory) = created.directory.take() {
             directory.remove();

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::Arc;
 
+use parking_lot::{RwLock, RwLockReadGuard};
 use pharos::repository::Stamp;
 
 use super::{ModelFiles, Store, scan};
@@ -19,7 +20,7 @@ impl Registered {
     /// # Errors
     /// A name that is already in use.
     pub fn add(&self, models: &BTreeMap<String, PathBuf>) -> Result<(), String> {
-        let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.write();
         if let Some(name) = models.keys().find(|name| all.contains_key(*name)) {
             return Err(name.clone());
         }
@@ -29,14 +30,14 @@ impl Registered {
 
     /// Unregisters models. Their files stay.
     pub fn remove<'a>(&self, names: impl IntoIterator<Item = &'a String>) {
-        let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.write();
         for name in names {
             all.remove(name);
         }
     }
 
     fn all(&self) -> RwLockReadGuard<'_, BTreeMap<String, PathBuf>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
+        self.0.read()
     }
 }
 

@@ -2,10 +2,11 @@
 //! about instances that do not run after a loss.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use pharos::metrics::labels::InstanceState;
 use pharos::supervisor::State;
 use pharos::timeline::Instant;
@@ -72,12 +73,12 @@ impl Health {
     }
 
     pub(super) fn placement(&self) -> Arc<Placement> {
-        self.placement.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.placement.lock().clone()
     }
 
     /// Changes the placement that the instance serves. Its process gets the new name at its next start.
     pub(super) fn assign(&self, placement: Placement) {
-        *self.placement.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(placement);
+        *self.placement.lock() = Arc::new(placement);
     }
 
     /// Returns the state of the instance; `None` after it has ended.
@@ -97,37 +98,37 @@ impl Health {
     }
 
     pub(super) fn set_link(&self, link: Option<SharedLink>) {
-        *self.link.lock().unwrap_or_else(PoisonError::into_inner) = link;
+        *self.link.lock() = link;
     }
 
     /// Returns the connection to its process while it is ready.
     pub(super) fn link(&self) -> Option<SharedLink> {
-        self.link.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.link.lock().clone()
     }
 
     pub(super) fn set_failure(&self, failure: Option<String>) {
-        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = failure;
+        *self.failure.lock() = failure;
     }
 
     /// Returns why it is not ready, if known.
     pub(super) fn failure(&self) -> Option<String> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.failure.lock().clone()
     }
 
     pub(super) fn set_loss(&self, loss: Option<Loss>) {
-        *self.loss.lock().unwrap_or_else(PoisonError::into_inner) = loss;
+        *self.loss.lock() = loss;
     }
 
     /// Sets its next start, if it has been lost.
     pub(super) fn set_next(&self, next: Next) {
-        if let Some(loss) = &mut *self.loss.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(loss) = &mut *self.loss.lock() {
             loss.next = next;
         }
     }
 
     /// Returns its last loss, if it has not been ready since.
     pub(super) fn loss(&self) -> Option<Loss> {
-        self.loss.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.loss.lock().clone()
     }
 
     /// Records that it is ready, with the connection to its process.

@@ -2,11 +2,12 @@
 
 use std::future::poll_fn;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::task::Poll;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use pharos::id::InstanceId;
 use pharos::metrics::labels::InstanceState;
 use pharos::metrics::record;
@@ -127,18 +128,18 @@ pub(super) struct InstanceHealth(Arc<RwLock<Vec<Arc<Health>>>>);
 impl InstanceHealth {
     /// Returns whether any instance is ready or may become ready soon.
     pub(super) fn can_serve(&self) -> bool {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).iter().any(|health| health.can_serve())
+        self.0.read().iter().any(|health| health.can_serve())
     }
 
     /// Returns since when requests have waited for all instances; `None` if one is ready or starts for the first time.
     pub(super) fn waited_for(&self) -> Option<Instant> {
-        let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let all = self.0.read();
         let active = all.iter().filter(|health| !health.passive);
         active.map(|health| health.waited_for()).collect::<Option<Vec<_>>>()?.into_iter().max()
     }
 
     fn change(&self, change: impl FnOnce(&mut Vec<Arc<Health>>)) {
-        change(&mut self.0.write().unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.0.write());
     }
 }
 
@@ -466,7 +467,7 @@ impl Instances {
     }
 
     fn all(&self) -> MutexGuard<'_, Vec<Arc<Handle>>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock()
     }
 }
 
@@ -479,7 +480,7 @@ async fn end(all: Arc<Mutex<Vec<Arc<Handle>>>>, handle: Arc<Handle>, driver: Arc
     }
     handle.stop().await;
     driver.dismiss(handle.id);
-    let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut all = all.lock();
     all.retain(|other| !Arc::ptr_eq(other, &handle));
 }
 

@@ -10,20 +10,20 @@ use pharos::infer::InferOutput;
 use pharos::tensor::Tensor;
 use pharos::wire::{AnswerOutput, Done};
 
+use super::Link;
 use super::gather::{Gathered, no_room};
-use super::{Link, lock};
 use crate::memory::{Inputs, Lease};
 
 impl Link {
     /// Lends blocks to the worker under this key.
     pub(super) fn lend(&self, key: u64, blocks: Vec<Block>) {
         let lease = Lease::new(&self.arenas.inputs, blocks);
-        lock(&self.leases).insert(key, lease);
+        self.leases.lock().insert(key, lease);
     }
 
     /// Frees the inputs of a batch that is no longer read.
     pub(super) fn release_inputs(&self, batch: u64) {
-        let lease = lock(&self.leases).remove(&batch);
+        let lease = self.leases.lock().remove(&batch);
         drop(lease);
     }
 
@@ -51,7 +51,7 @@ impl Link {
 
     /// Returns bytes that the worker passes on from memory lent under this key.
     pub(crate) fn passed_on(&self, key: u64, offset: u64, len: u64) -> Option<Bytes> {
-        let lease = lock(&self.leases).get(&key).cloned()?;
+        let lease = self.leases.lock().get(&key).cloned()?;
         Inputs::pass_on(&lease, offset, len)
     }
 

@@ -15,9 +15,10 @@ pub(crate) mod worker_end;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::Mutex;
 use pharos::wire::ring::{Consumer, Corrupt, Producer};
 use pharos::wire::{
     FIRST_CALL_LOAN, Loaded, MAX_FRAME, PREFIX, ToFrontend, ToWorker, decode_to_frontend, payload_length,
@@ -108,7 +109,7 @@ impl Link {
     /// sends nothing if the frame is longer than a worker accepts.
     pub(crate) fn send(&self, frame: &ToWorker) -> bool {
         let must_wake = {
-            let mut outbox = lock(&self.outbox);
+            let mut outbox = self.outbox.lock();
             let start = outbox.bytes.len();
             frame.encode(&mut outbox.bytes);
             if outbox.bytes.len() - start > PREFIX + MAX_FRAME {
@@ -159,7 +160,7 @@ impl Link {
     /// Writes queued frames, as far as there is room. The worker sends a wake-up when there is more.
     pub(crate) fn flush_unsent(&self) {
         let must_wake = {
-            let mut outbox = lock(&self.outbox);
+            let mut outbox = self.outbox.lock();
             !outbox.bytes.is_empty() && self.flush(&mut outbox)
         };
         self.wake_worker_if(must_wake);
@@ -187,12 +188,12 @@ impl Link {
 
     /// Returns the fault of the ring of frames to the worker, if the worker has corrupted it.
     pub(crate) fn fault(&self) -> Option<Corrupt> {
-        lock(&self.outbox).fault
+        self.outbox.lock().fault
     }
 
     /// Returns the ends that a session reads: the socket and the ring of frames from the worker. Only once.
     pub(crate) fn take_reader(&self) -> Option<(OwnedReadHalf, Consumer)> {
-        lock(&self.reader).take()
+        self.reader.lock().take()
     }
 }
 
@@ -236,10 +237,6 @@ pub(crate) fn take_frames(
         buffer.reserve(4096);
     }
     Ok(())
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A link shared by instances and drivers.

@@ -5,15 +5,16 @@ use std::collections::HashMap;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::region::{Memory, Region};
 use pharos::wire::regions::{MAX_REGIONS_PER_PACKET, RegionDescription, RegionLocation, encode};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-use super::{Part, lock};
+use super::Part;
 
 /// The regions that were announced to one worker.
 pub(super) struct Regions {
@@ -44,7 +45,7 @@ impl Regions {
         if used.peek().is_none() {
             return Ok(());
         }
-        let mut known = lock(&self.known);
+        let mut known = self.known.lock();
         let mut new: Vec<&Arc<Region>> =
             used.filter(|region| known.get(&region.id).is_none_or(|announced| announced.lost)).collect();
         new.sort_unstable_by_key(|region| region.id);
@@ -81,7 +82,7 @@ impl Regions {
 
     /// Marks regions to be announced again before the next batch that uses them.
     pub(super) fn announce_again(&self, ids: &[u64]) {
-        let mut known = lock(&self.known);
+        let mut known = self.known.lock();
         for id in ids {
             if let Some(announced) = known.get_mut(id) {
                 announced.lost = true;
@@ -91,7 +92,7 @@ impl Regions {
 
     /// Removes and returns the announced regions that are no longer in use.
     pub(super) fn take_unused(&self) -> Vec<u64> {
-        let mut known = lock(&self.known);
+        let mut known = self.known.lock();
         known.extract_if(|_, announced| announced.region.strong_count() == 0).map(|(id, _)| id).collect()
     }
 }

@@ -4,11 +4,12 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock};
 use std::{fs, io};
 
 use axum::body::Body;
 use http::{Request, StatusCode};
+use parking_lot::{Mutex, MutexGuard};
 use pharos::error::{InferError, Reason};
 use pharos::repository::check_model_name;
 use pharos::service::Service;
@@ -17,7 +18,7 @@ use regex::Regex;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::answer::Answer;
+use crate::answer::HandlerResult;
 use crate::json::{as_string, from_body, object, parse_error};
 use crate::{Edge, answer};
 
@@ -110,7 +111,7 @@ impl Models {
     }
 
     /// Lists the models that are ready.
-    pub(super) async fn list(&self, edge: &Edge) -> Answer {
+    pub(super) async fn list(&self, edge: &Edge) -> HandlerResult {
         let all = self.lock().loaded.clone();
         let mut models = Vec::new();
         for (id, model) in &all {
@@ -122,7 +123,7 @@ impl Models {
     }
 
     /// Describes a model.
-    pub(super) fn describe(&self, id: &str) -> Answer {
+    pub(super) fn describe(&self, id: &str) -> HandlerResult {
         let model = self.lock().loaded.get(id).cloned();
         match model {
             Some(model) => answer::json_of(&Entry { name: id, url: &model.url }),
@@ -131,12 +132,13 @@ impl Models {
     }
 
     /// Loads the model that the body names. Continues if the client disconnects.
-    pub(super) async fn load(&self, edge: &Edge, request: Request<Body>) -> Answer {
+    pub(super) async fn load(&self, edge: &Edge, request: Request<Body>) -> HandlerResult {
         let asked = read_load(edge, request).await;
         let result = match asked {
             Ok((id, name, url)) => {
-                let (models, service) = (self.clone(), edge.service.clone());
-                let loading = tokio::spawn(async move { models.load_from(&*service, id, (name, &url)).await });
+                let models = self.clone();
+                let service = edge.service.clone();
+                let loading = tokio::spawn(async move { models.load_from(&*service, id, name, &url).await });
                 loading
                     .await
                     .unwrap_or_else(|error| Err(InferError::internal(format!("the load failed: {error}")).into()))
@@ -154,14 +156,15 @@ impl Models {
         Err(answer::refused(answer::error_text(status, &text), reason))
     }
 
-    async fn load_from(&self, service: &dyn Service, id: String, (name, url): (String, &str)) -> Result<(), Failure> {
+    async fn load_from(&self, service: &dyn Service, id: String, name: String, url: &str) -> Result<(), Failure> {
         if !service.registers_directories() {
             // Fails with the reason: loading models by request is disabled.
             return Ok(service.load_model(&name, Vec::new()).await?);
         }
         check_model_name(&name).map_err(InferError::invalid)?;
         service.check_registration(&name, url)?;
-        let (place, called) = (url.to_owned(), name.clone());
+        let place = url.to_owned();
+        let called = name.clone();
         let found = blocking::run(move || find(&place, &called)).await;
         let found = found.map_err(|error| InferError::internal(format!("'{url}' cannot be read: {error}")))?;
         let (url, models) = found.map_err(InferError::invalid)?;
@@ -206,7 +209,7 @@ impl Models {
     }
 
     /// Unloads a model and the dependents that no other model needs. Continues if the client disconnects.
-    pub(super) async fn unload(&self, edge: &Edge, id: &str) -> Answer {
+    pub(super) async fn unload(&self, edge: &Edge, id: &str) -> HandlerResult {
         let Some((model, claim)) = self.remove(id) else { return Err(not_loaded(id)) };
         let service = edge.service.clone();
         let unloading = tokio::spawn(async move {
@@ -223,7 +226,7 @@ impl Models {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -244,7 +247,8 @@ async fn read_load(edge: &Edge, request: Request<Body>) -> Result<(String, Strin
             || InferError::malformed(format!("'{name}' is missing; expected {{\"model_name\": TEXT, \"url\": PATH}}"));
         text.filter(|text| !text.is_empty()).ok_or_else(absent)
     };
-    let (id, url) = (member(load.model_name, "model_name")?, member(load.url, "url")?);
+    let id = member(load.model_name, "model_name")?;
+    let url = member(load.url, "url")?;
     let name = match parts.headers.get(TARGET) {
         Some(target) => {
             target.to_str().map_err(|_| InferError::malformed(format!("the header {TARGET} is not valid text")))?

@@ -45,7 +45,8 @@ impl VertexAi {
             let missing = || format!("{name} is not defined for Vertex AI endpoint");
             variable(name).filter(|route| !route.is_empty()).ok_or_else(missing)
         };
-        let (predict_route, health_route) = (route("AIP_PREDICT_ROUTE")?, route("AIP_HEALTH_ROUTE")?);
+        let predict_route = route("AIP_PREDICT_ROUTE")?;
+        let health_route = route("AIP_HEALTH_ROUTE")?;
         let wanted = model.filter(|model| !model.is_empty());
         Ok(Self {
             health_route: health_route.into(),

@@ -235,7 +235,8 @@ impl Walk<'_> {
             return Ok(Vec::new());
         }
         self.at += 1;
-        let (mut count, mut inner) = (0u64, None::<Vec<u64>>);
+        let mut count = 0u64;
+        let mut inner = None::<Vec<u64>>;
         while self.peek().is_some_and(|byte| byte != b']') {
             let shape = self.value(input)?;
             if *inner.get_or_insert_with(|| shape.clone()) != shape {
@@ -261,7 +262,8 @@ impl Walk<'_> {
     }
 
     fn scalar(&mut self, input: &str) -> Result<(), InferError> {
-        let (bytes, start) = (self.json.as_bytes(), self.at);
+        let bytes = self.json.as_bytes();
+        let start = self.at;
         let mut depth = 0usize;
         while let Some(&byte) = bytes.get(self.at) {
             match byte {

@@ -24,7 +24,8 @@ pub(super) fn write(response: &InferResponse, form: Form) -> Result<Vec<u8>, Inf
     match form {
         Form::Rows(rows) => {
             if let Some(other) = outputs.iter().find(|output| output.shape.first() != Some(&rows)) {
-                let (name, shape) = (other.name, &other.shape);
+                let name = other.name;
+                let shape = &other.shape;
                 return Err(InferError::invalid(format!(
                     "output '{name}' of shape {shape:?} cannot be split into {rows} rows; use 'inputs' in the request"
                 )));
@@ -145,7 +146,7 @@ impl<'a> Output<'a> {
         };
         let end = rest.len().min(count as usize * size);
         self.at += end;
-        render::elements(out, (self.name, self.datatype), rest.get(..end).unwrap_or_default())
+        render::elements(out, self.name, self.datatype, rest.get(..end).unwrap_or_default())
     }
 }
 

@@ -31,7 +31,8 @@ pub async fn read(budget: &Budget, mut body: Body, limit: u64) -> Result<Read, I
     if http_body::Body::is_end_stream(&body) && first.len() as u64 <= limit {
         return Ok(Read::Whole(first.into()));
     }
-    let (mut whole, mut reservation) = (Collector::default(), budget.reserve());
+    let mut whole = Collector::default();
+    let mut reservation = budget.reserve();
     let mut next = Some(first);
     while let Some(piece) = next {
         let length = (whole.len() + piece.len()) as u64;

@@ -48,7 +48,8 @@ impl Limits {
     /// Returns the limits for a value of `--grpc-max-input-size`.
     pub fn new(most: Option<u64>) -> Self {
         let most = most.map(|most| usize::try_from(most).unwrap_or(usize::MAX).min(MAX_MESSAGE));
-        let (received, inflated) = (most.unwrap_or(MAX_MESSAGE), most.unwrap_or(MAX_INFLATED));
+        let received = most.unwrap_or(MAX_MESSAGE);
+        let inflated = most.unwrap_or(MAX_INFLATED);
         Self { received, inflated, setting: Some("--grpc-max-input-size") }
     }
 
@@ -79,9 +80,14 @@ pub struct MessageTimeout {
 }
 
 /// Wraps the body of a call to bound its messages.
-pub fn received<B>(request: Request<B>, bounds: (&Budget, Limits), timeout: MessageTimeout) -> Request<Received<B>> {
+pub fn received<B>(
+    request: Request<B>,
+    budget: &Budget,
+    limits: Limits,
+    timeout: MessageTimeout,
+) -> Request<Received<B>> {
     let (parts, body) = request.into_parts();
-    let body = Received::new(body, &parts.headers, bounds, timeout);
+    let body = Received::new(body, &parts.headers, budget, limits, timeout);
     Request::from_parts(parts, body)
 }
 
@@ -119,12 +125,7 @@ pub struct Received<B> {
 
 impl<B> Received<B> {
     /// Wraps the body of a call with these headers.
-    pub(crate) fn new(
-        body: B,
-        headers: &HeaderMap,
-        (budget, limits): (&Budget, Limits),
-        timeout: MessageTimeout,
-    ) -> Self {
+    pub(crate) fn new(body: B, headers: &HeaderMap, budget: &Budget, limits: Limits, timeout: MessageTimeout) -> Self {
         Self {
             body,
             budget: budget.clone(),
@@ -151,7 +152,8 @@ impl<B> Received<B> {
             }
             if self.partial.is_empty() {
                 // Complete messages are passed on without a copy.
-                let (limits, format) = (self.limits, self.format);
+                let limits = self.limits;
+                let format = self.format;
                 let plain = whole(&self.rest, |head| check(limits, head).map(|()| is_plain(head, format)))?;
                 if plain > 0 {
                     self.ready.push_back(self.rest.split_to(plain));
@@ -212,7 +214,8 @@ impl<B> Received<B> {
     }
 
     fn inflate(&mut self, format: Format, message: Data) -> Inflating {
-        let (budget, limits) = (self.budget.clone(), self.limits);
+        let budget = self.budget.clone();
+        let limits = self.limits;
         let mut reservation = std::mem::replace(&mut self.reservation, budget.reserve());
         Box::pin(async move {
             let permit = budget.coder().await;

@@ -58,7 +58,7 @@ fn cut(bytes: &[u8], cuts: &[usize]) -> VecDeque<Bytes> {
 fn received(frames: VecDeque<Bytes>, open: bool, budget: &Budget) -> Received<Frames> {
     let mut headers = HeaderMap::new();
     headers.insert("grpc-encoding", HeaderValue::from_static("gzip"));
-    Received::new(Frames { frames, open }, &headers, (budget, LIMITS), NO_TIMEOUT)
+    Received::new(Frames { frames, open }, &headers, budget, LIMITS, NO_TIMEOUT)
 }
 
 /// Returns all data, and the final status.
@@ -84,7 +84,8 @@ proptest! {
         messages in proptest::collection::vec((any::<bool>(), prop_oneof![0usize..20, 4000usize..60_000]), 0..6),
         cuts in proptest::collection::vec(prop_oneof![0usize..9, 1000usize..30_000], 0..20),
     ) {
-        let (mut sent, mut expected) = (Vec::new(), Vec::new());
+        let mut sent = Vec::new();
+        let mut expected = Vec::new();
         for (number, &(compressed, length)) in messages.iter().enumerate() {
             let message = vec![u8::try_from(number).unwrap(); length];
             expected.extend(framed(0, &message));
@@ -144,7 +145,7 @@ async fn passes_invalid_heads_to_tonic() {
     }
     let frames = cut(&framed(1, &gzip(b"x")), &[3]);
     let plain =
-        Received::new(Frames { frames, open: false }, &HeaderMap::new(), (&Budget::default(), LIMITS), NO_TIMEOUT);
+        Received::new(Frames { frames, open: false }, &HeaderMap::new(), &Budget::default(), LIMITS, NO_TIMEOUT);
     let (got, end) = all(plain).await;
     assert!(end.is_ok() && got == framed(1, &gzip(b"x")), "compressed without grpc-encoding");
 }
@@ -153,7 +154,8 @@ async fn passes_invalid_heads_to_tonic() {
 async fn a_message_must_not_stall() {
     let budget = Budget::new(1000);
     let idle = Duration::from_millis(5);
-    let (whole, begun) = (framed(0, b"whole"), framed(0, &[7; 900])[..800].to_vec());
+    let whole = framed(0, b"whole");
+    let begun = framed(0, &[7; 900])[..800].to_vec();
     for (sent, is_stream, stalls) in [
         (&[][..], true, false),
         (&[][..], false, true),
@@ -166,7 +168,7 @@ async fn a_message_must_not_stall() {
     ] {
         let frames = sent.chunks(300).map(Bytes::copy_from_slice).collect();
         let timeout = MessageTimeout { idle, is_stream };
-        let body = Received::new(Frames { frames, open: true }, &HeaderMap::new(), (&budget, LIMITS), timeout);
+        let body = Received::new(Frames { frames, open: true }, &HeaderMap::new(), &budget, LIMITS, timeout);
         let mut body = std::pin::pin!(body);
         let next = async {
             loop {
@@ -201,8 +203,8 @@ async fn each_message_of_a_stream_has_its_own_time() {
     ] {
         let timeout = MessageTimeout { idle: Duration::from_secs(60), is_stream };
         let frames = cut(&[&message[..], &message[..800]].concat(), cuts);
-        let bounds = (&Budget::default(), LIMITS);
-        let mut body = Received::new(Frames { frames, open: true }, &HeaderMap::new(), bounds, timeout);
+        let mut body =
+            Received::new(Frames { frames, open: true }, &HeaderMap::new(), &Budget::default(), LIMITS, timeout);
         let mut cx = Context::from_waker(std::task::Waker::noop());
         if cuts == [600] {
             body.rest = body.body.frames.pop_front().unwrap();

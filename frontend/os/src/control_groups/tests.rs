@@ -90,7 +90,8 @@ fn errors_name_the_group_and_what_helps() {
 fn groups_of_servers_that_have_ended_are_removed() {
     let tree = Tree::new("");
     let gone = u32::MAX;
-    let (left, own) = ([format!("pharos-{gone}-server"), format!("pharos-{gone}-worker-7")], process::id());
+    let left = [format!("pharos-{gone}-server"), format!("pharos-{gone}-worker-7")];
+    let own = process::id();
     let kept = [
         format!("pharos-{own}-worker-1"),
         "pharos-1-server".to_owned(),

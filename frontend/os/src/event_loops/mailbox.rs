@@ -110,14 +110,16 @@ mod tests {
     #[test]
     fn a_mailbox_wakes_its_loop_and_keeps_the_order() {
         let loops = EventLoops::start(2).unwrap();
-        let (a, b) = (loops.of_connection(), loops.of_connection());
+        let a = loops.of_connection();
+        let b = loops.of_connection();
         assert!(Mailbox::of_this_thread().is_none(), "this thread has no loop");
         let mailbox = run(&b, async { Mailbox::of_this_thread() }).unwrap();
         let thread = run(&b, async { thread::current().name().unwrap_or_default().to_owned() });
         assert!(!mailbox.is_of_this_thread());
         let (done, waits) = std::sync::mpsc::channel();
         // From another loop, which does not wait in between, and from here, where the loop has fallen asleep each time.
-        let (from_a, sender) = (mailbox.clone(), done.clone());
+        let from_a = mailbox.clone();
+        let sender = done.clone();
         a.spawn(async move {
             for number in 0..1000 {
                 let sender = sender.clone();
@@ -130,7 +132,8 @@ mod tests {
             assert_eq!(waits.recv().unwrap(), (number, thread.clone()));
         }
         for number in 0..100 {
-            let (sender, same) = (done.clone(), mailbox.clone());
+            let sender = done.clone();
+            let same = mailbox.clone();
             mailbox.give(move || {
                 assert!(same.is_of_this_thread());
                 sender.send((number, String::new())).unwrap();

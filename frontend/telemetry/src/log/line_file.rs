@@ -81,7 +81,8 @@ mod tests {
     #[test]
     fn a_line_that_was_cut_off_is_not_continued() {
         let (reader, writer) = pipe_with(PipeFlags::NONBLOCK).unwrap();
-        let (mut reader, mut file) = (File::from(reader), LineFile { file: File::from(writer), cut: false });
+        let mut reader = File::from(reader);
+        let mut file = LineFile { file: File::from(writer), cut: false };
         // Its length does not divide the size of a pipe.
         let line = format!("{}\n", "é".repeat(501));
         let lines = line.repeat(1000);

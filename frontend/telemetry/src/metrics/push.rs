@@ -238,7 +238,8 @@ mod tests {
         };
         let given = of(&[("service.instance.id", "a")]);
         assert_eq!(given, [("service.instance.id".to_owned(), "a".to_owned())]);
-        let (one, other) = (of(&[("zone", "z")]), of(&[]));
+        let one = of(&[("zone", "z")]);
+        let other = of(&[]);
         let id = &one.last().unwrap().1;
         assert_ne!(*id, other[0].1);
         let lengths: Vec<usize> = id.split('-').map(str::len).collect();

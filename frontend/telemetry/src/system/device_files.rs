@@ -166,7 +166,8 @@ mod tests {
             let tree = Tree::new();
             tree.write("dev/null", "");
             tree.write("program", "#!/bin/sh\necho \"$@\" >>\"${0%/*}/log\"\n: >\"${0%/*}/dev/nvidiactl\"\n");
-            let (bus, gpus) = (tree.path("bus"), tree.path("gpus"));
+            let bus = tree.path("bus");
+            let gpus = tree.path("gpus");
             let system = System { bus, gpus, devices: tree.path("dev"), program: tree.path("program") };
             fs::set_permissions(&system.program, fs::Permissions::from_mode(0o755)).unwrap();
             Self { tree, system }

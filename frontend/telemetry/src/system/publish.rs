@@ -321,7 +321,9 @@ mod tests {
     fn every_increment_of_a_counter_is_logged() {
         let text = "ts_metrics:\n  counter:\n    - {name: process_cpu_seconds_total, unit: Seconds}\n";
         let cache = Arc::new(Cache::new(Catalog::parse(text, "m.yaml").unwrap(), Settings::new("box")));
-        let (mut publisher, journal, mut batch) = (Publisher::new(cache.clone()), cache.journal(), Batch::default());
+        let mut publisher = Publisher::new(cache.clone());
+        let journal = cache.journal();
+        let mut batch = Batch::default();
         journal.attach_writer(|| {});
         journal.take(&mut batch, 100, 0);
         for (cpu_seconds, log) in [(1.5, false), (2.0, true), (2.0, false), (4.25, false)] {

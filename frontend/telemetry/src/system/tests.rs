@@ -40,7 +40,8 @@ impl FakeNvml {
     pub(super) fn new(devices: &str) -> Self {
         static BUILT: OnceLock<Vec<u8>> = OnceLock::new();
         let library = BUILT.get_or_init(|| {
-            let (tree, source) = (Tree::new(), concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fake_nvml/nvml.c"));
+            let tree = Tree::new();
+            let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fake_nvml/nvml.c");
             let built = tree.path("built.so");
             let status = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&built).arg(source).status();
             assert!(status.unwrap().success(), "cannot build the library: is a C compiler installed?");
@@ -102,7 +103,8 @@ const TWO: &str = "
 
 fn sampler(gpus: Gpus) -> Sampler {
     let gpus = Some(Arc::new(gpus));
-    let (interval, log_interval) = (Duration::from_secs(2), Duration::from_secs(60));
+    let interval = Duration::from_secs(2);
+    let log_interval = Duration::from_secs(60);
     Sampler::new(&Settings { interval, log_interval, cpu: false, gpus, roots: Roots::new(Path::new("/nowhere")) })
 }
 
@@ -237,7 +239,8 @@ fn the_error_for_an_unusable_library_has_the_reason() {
 #[test]
 fn a_complete_reading_is_fast() {
     let roots = Roots::new(Path::new("/sys/fs/cgroup"));
-    let (interval, log_interval) = (Duration::from_secs(2), Duration::from_secs(60));
+    let interval = Duration::from_secs(2);
+    let log_interval = Duration::from_secs(60);
     let mut sampler = Sampler::new(&Settings { interval, log_interval, cpu: true, gpus: None, roots });
     let workers: Vec<_> = (0..8).map(|n| worker(&format!("m_{n}"), std::process::id())).collect();
     let first = sampler.sample(pharos_os::clock::now(), &workers);
@@ -275,7 +278,8 @@ fn polling_fills_the_cache_until_it_is_dropped() {
         }
     };
     let roots = Roots::new(Path::new("/sys/fs/cgroup"));
-    let (interval, log_interval) = (Duration::from_millis(10), Duration::from_secs(60));
+    let interval = Duration::from_millis(10);
+    let log_interval = Duration::from_secs(60);
     let fake = FakeNvml::new(TWO);
     let gpus = Some(Arc::new(fake.open().unwrap()));
     let settings = Settings { interval, log_interval, cpu: true, gpus, roots };

@@ -385,7 +385,8 @@ mod tests {
         ];
         for (number, change) in changes.into_iter().enumerate() {
             let folder = tempfile::tempdir().unwrap();
-            let (mut writer, path) = (writer(folder.path()), folder.path().join("trace"));
+            let mut writer = writer(folder.path());
+            let path = folder.path().join("trace");
             let plain = |id| {
                 let trace = trace(id);
                 Finished { sample: Sample { log_frequency: 0, ..trace.sample }, ..trace }

@@ -168,7 +168,11 @@ model_metrics:
     let catalog = Catalog::parse(METRICS, "m.yaml").unwrap();
     let cache = Arc::new(Cache::new(catalog, pharos::metrics::cache::Settings::new("here")));
     cache.journal().attach_writer(|| {});
-    let (max_bytes, keep, stdout, json, lines_per_second) = (0, 0, false, false, 0);
+    let max_bytes = 0;
+    let keep = 0;
+    let stdout = false;
+    let json = false;
+    let lines_per_second = 0;
     let settings = Settings { location: Some(folder.path()), max_bytes, keep, stdout, json, lines_per_second };
     let mut writer = WriterThread::new(cache.clone(), settings, Arc::default());
     writer.visit(false);

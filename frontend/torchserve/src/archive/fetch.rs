@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use url::Url;
 
-use crate::Refused;
+use crate::ErrorResponse;
 use pharos_os::{blocking, client};
 
 /// The longest wait for response headers or for the next bytes of the body.
@@ -31,8 +31,8 @@ pub(super) fn fetch(
     url: &str,
     file: &mut File,
     exiting: &watch::Receiver<bool>,
-    allowed: impl Fn(&str) -> Result<(), Refused>,
-) -> Result<(), Refused> {
+    allowed: impl Fn(&str) -> Result<(), ErrorResponse>,
+) -> Result<(), ErrorResponse> {
     let fetching = blocking::until_exit(exiting.clone(), download(url, file, allowed));
     let fetched = match Handle::try_current() {
         Ok(runtime) => runtime.block_on(fetching),
@@ -41,14 +41,18 @@ pub(super) fn fetch(
             Err(error) => Some(Err(failed(url, &error.to_string()))),
         },
     };
-    fetched.unwrap_or_else(|| Err(Refused::exiting()))
+    fetched.unwrap_or_else(|| Err(ErrorResponse::exiting()))
 }
 
-fn failed(url: &str, why: &str) -> Refused {
-    Refused::download(format!("Failed to download archive from: {url}: {why}"))
+fn failed(url: &str, why: &str) -> ErrorResponse {
+    ErrorResponse::download(format!("Failed to download archive from: {url}: {why}"))
 }
 
-async fn download(url: &str, file: &mut File, allowed: impl Fn(&str) -> Result<(), Refused>) -> Result<(), Refused> {
+async fn download(
+    url: &str,
+    file: &mut File,
+    allowed: impl Fn(&str) -> Result<(), ErrorResponse>,
+) -> Result<(), ErrorResponse> {
     let client = client::new().map_err(|why| failed(url, &why))?;
     let mut place: Uri = url.parse().map_err(|error| failed(url, &format!("invalid URL: {error}")))?;
     for _ in 0..=REDIRECTS {

@@ -12,7 +12,7 @@ use pharos::model::CodeOrigin;
 use rustix::fs::{CWD, FlockOperation, RenameFlags, XattrFlags, flock, fsetxattr, getxattr, renameat_with};
 use rustix::io::Errno;
 
-use crate::Refused;
+use crate::ErrorResponse;
 
 /// The prefix and suffix of the names of incomplete files.
 const PART: (&str, &str) = (".pharos-", ".part");
@@ -51,7 +51,7 @@ fn identity(metadata: &fs::Metadata) -> (u64, u64) {
 ///
 /// # Errors
 /// The path does not end in a usable file name.
-pub(super) fn name_of(url: &str) -> Result<String, Refused> {
+pub(super) fn name_of(url: &str) -> Result<String, ErrorResponse> {
     let whole = url.split(['?', '#']).next().unwrap_or(url);
     let without_scheme = whole.split_once("://").map_or(whole, |(_, rest)| rest);
     let name = without_scheme.split_once('/').and_then(|(_, path)| path.rsplit('/').next()).unwrap_or_default();
@@ -59,7 +59,7 @@ pub(super) fn name_of(url: &str) -> Result<String, Refused> {
     if usable && !name.contains(|c: char| c.is_control() || c == '\\') {
         return Ok(name.to_owned());
     }
-    Err(Refused::download(format!(
+    Err(ErrorResponse::download(format!(
         "Failed to download archive from: {url}: the path of the URL does not end in a file name"
     )))
 }

@@ -8,7 +8,7 @@ use pharos::model::CodeOrigin;
 use serde_json::{Value, json};
 
 use super::{Archive, Unpacked};
-use crate::{ModelYaml, Refused};
+use crate::{ErrorResponse, ModelYaml};
 
 /// The directory of the manifest in an archive.
 pub(super) const DIRECTORY: &str = "MAR-INF";
@@ -24,8 +24,8 @@ const CONFIGURATION: &str = "model-config.yaml";
 ///
 /// # Errors
 /// The manifest or the configuration is invalid; the text names the archive.
-pub(super) fn read(url: &str, files: Unpacked, named: bool) -> Result<Archive, Refused> {
-    let refuse = |why: String| Refused::invalid_model(format!("The archive '{url}' cannot be used: {why}"));
+pub(super) fn read(url: &str, files: Unpacked, named: bool) -> Result<Archive, ErrorResponse> {
+    let refuse = |why: String| ErrorResponse::invalid_model(format!("The archive '{url}' cannot be used: {why}"));
     let manifest = manifest(files.path()).map_err(refuse)?;
     let runtime = text(manifest.as_ref(), "/runtime").unwrap_or_else(|| "python".to_owned());
     if manifest.is_some() && !["python", "python3"].contains(&runtime.to_ascii_lowercase().as_str()) {

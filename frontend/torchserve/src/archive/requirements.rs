@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::{Archive, Unpacked, new_directory};
 use crate::settings::{Pip, PipSandbox};
-use crate::{Refused, Settings};
+use crate::{ErrorResponse, Settings};
 use pharos::model::CodeOrigin;
 use pharos_os::children::wait_while;
 use pharos_os::removal::remove_tree;
@@ -35,11 +35,11 @@ pub(super) fn install(
     settings: &Settings,
     archive: &Archive,
     exiting: &watch::Receiver<bool>,
-) -> Result<Option<Unpacked>, Refused> {
+) -> Result<Option<Unpacked>, ErrorResponse> {
     let named = archive.manifest.pointer("/model/requirementsFile").and_then(|file| file.as_str());
     let Some(file) = named.filter(|_| settings.install_requirements) else { return Ok(None) };
     let failed = |why: &str| {
-        Refused::invalid_model(format!(
+        ErrorResponse::invalid_model(format!(
             "Custom pip package installation failed for model {}: {why}",
             archive.model_name
         ))
@@ -54,7 +54,7 @@ pub(super) fn install(
     let sandbox = settings.pip.sandbox.as_ref().filter(|_| archive.origin == CodeOrigin::Request);
     match settings.pip.install(directory, file, target, sandbox, || !*exiting.borrow()) {
         Ok(()) => Ok(separate),
-        Err(_) if *exiting.borrow() => Err(Refused::exiting()),
+        Err(_) if *exiting.borrow() => Err(ErrorResponse::exiting()),
         Err(why) => Err(failed(&why)),
     }
 }

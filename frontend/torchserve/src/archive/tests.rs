@@ -36,7 +36,7 @@ impl Fixture {
         self.folder.path().join("store").join(name)
     }
 
-    fn open(&self, url: &str) -> Result<Archive, Refused> {
+    fn open(&self, url: &str) -> Result<Archive, ErrorResponse> {
         open(&self.settings, url, &RegistrationParameters::default(), &watch::channel(false).1)
     }
 

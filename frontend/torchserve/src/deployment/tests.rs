@@ -21,7 +21,12 @@ impl Fixture {
         Self { folder }
     }
 
-    fn deployment(&self, properties: &str, gpus: u32, asked: &RegistrationParameters) -> Result<Deployment, Refused> {
+    fn deployment(
+        &self,
+        properties: &str,
+        gpus: u32,
+        asked: &RegistrationParameters,
+    ) -> Result<Deployment, ErrorResponse> {
         let mut properties = crate::properties::parse(properties).unwrap();
         properties.push(("model_store".to_owned(), self.folder.path().join("store").to_string_lossy().into_owned()));
         let (settings, _) = Settings::new(properties, (0..gpus).collect(), self.folder.path().to_owned()).unwrap();

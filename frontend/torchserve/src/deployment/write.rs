@@ -9,7 +9,7 @@ use std::path::Path;
 use pharos::model::CodeOrigin;
 
 use super::{Deployment, Device};
-use crate::policy::{BY_REQUEST, ORIGIN};
+use crate::model_policy::{BY_REQUEST, ORIGIN};
 
 pub(super) fn write(deployment: &Deployment, repository: &Path) -> io::Result<()> {
     let directory = repository.join(&deployment.name);

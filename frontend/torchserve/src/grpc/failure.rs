@@ -4,15 +4,15 @@
 use pharos_edge::status_for;
 use tonic::{Code, Status};
 
-use crate::{Exception, Refused};
+use crate::{ErrorResponse, Exception};
 
 /// Converts a refusal to a status with the gRPC code that matches its HTTP status.
-pub(super) fn status(refused: &Refused) -> Status {
+pub(super) fn status(refused: &ErrorResponse) -> Status {
     with_code(code(refused.status), refused)
 }
 
 /// Converts a refusal to a status with the given code.
-pub(super) fn with_code(code: Code, refused: &Refused) -> Status {
+pub(super) fn with_code(code: Code, refused: &ErrorResponse) -> Status {
     let text = format!("{}\n{}", refused.message, class(refused.exception));
     status_for(code, text, refused.reason)
 }
@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn a_status_has_the_exception_class_below_the_message() {
-        let shown = status(&Refused::not_found("Model not found: m"));
+        let shown = status(&ErrorResponse::not_found("Model not found: m"));
         assert_eq!(shown.code(), Code::NotFound);
         assert_eq!(shown.message(), "Model not found: m\norg.pytorch.serve.archive.model.ModelNotFoundException");
         for (status, expected) in [

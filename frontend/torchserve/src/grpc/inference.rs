@@ -36,7 +36,7 @@ impl Inference {
 /// Takes the call of an inference from its request.
 fn begun<T>(request: &mut Request<T>) -> Result<SharedCall, Status> {
     let call = SharedCall::of(request)?;
-    call.lock().begin(request.metadata().as_ref());
+    call.lock().read_headers(request.metadata().as_ref());
     Ok(call)
 }
 
@@ -53,7 +53,7 @@ impl InferenceApIsService for Inference {
     ) -> Result<Response<PredictionResponse>, Status> {
         let call = begun(&mut request)?;
         let answer = self.predict(request.into_inner(), &call).await;
-        answer.map(Response::new).inspect_err(|_| call.lock().drop_times())
+        answer.map(Response::new).inspect_err(|_| call.lock().forget_timing())
     }
 
     type StreamPredictionsStream = Parts;
@@ -64,7 +64,7 @@ impl InferenceApIsService for Inference {
     ) -> Result<Response<Parts>, Status> {
         let call = begun(&mut request)?;
         let prediction = Prediction::begin(&self.0, request.into_inner(), true, &call);
-        let prediction = prediction.inspect_err(|_| call.lock().drop_times())?;
+        let prediction = prediction.inspect_err(|_| call.lock().forget_timing())?;
         Ok(streamed(call, prediction.parts()))
     }
 

@@ -11,10 +11,10 @@ use super::proto::management::{
     DescribeModelRequest, ListModelsRequest, ManagementResponse, RegisterModelRequest, ScaleWorkerRequest,
     SetDefaultRequest, UnregisterModelRequest,
 };
-use crate::Refused;
+use crate::ErrorResponse;
 use crate::handler_call;
-use crate::registry::{ManagementOutcome, Scale};
-use crate::rest::{Registration, Shared, descriptions};
+use crate::registry::{ManagementOutcome, ModelReference, Scale};
+use crate::rest::{DescriptionCall, Registration, Shared, descriptions};
 
 /// The implementation of `ManagementAPIsService`.
 pub(super) struct ManagementService(pub(super) Arc<Shared>);
@@ -35,7 +35,7 @@ fn answer(text: String) -> Answer {
     Ok(Response::new(ManagementResponse { msg: text }))
 }
 
-fn done(done: Result<ManagementOutcome, Refused>) -> Answer {
+fn done(done: Result<ManagementOutcome, ErrorResponse>) -> Answer {
     answer(done.map_err(|refused| failure::status(&refused))?.text)
 }
 
@@ -58,8 +58,9 @@ impl ManagementApIsService for ManagementService {
         let headers = handler_call::headers(request.metadata().as_ref());
         let DescribeModelRequest { model_name, model_version, customized } = request.into_inner();
         let id = self.0.ids.next();
-        let asked = customized.then_some((id.as_str(), headers));
-        let described = descriptions(&self.0, (&model_name, &model_version), asked).await;
+        let call = customized.then_some(DescriptionCall { id: &id, headers });
+        let reference = ModelReference { name: &model_name, version: &model_version };
+        let described = descriptions(&self.0, reference, call).await;
         json(&described.map_err(|refused| failure::status(&refused))?)
     }
 
@@ -107,7 +108,7 @@ impl ManagementApIsService for ManagementService {
         self.allowed()?;
         let UnregisterModelRequest { model_name, model_version } = request.into_inner();
         if model_name.is_empty() {
-            return Err(failure::status(&Refused::bad_request("Parameter model_name is required.")));
+            return Err(failure::status(&ErrorResponse::bad_request("Parameter model_name is required.")));
         }
         done(self.0.registry.unregister(&model_name, &model_version).await)
     }

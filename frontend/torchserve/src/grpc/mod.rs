@@ -149,7 +149,7 @@ impl tower::Service<Request<RequestBody>> for Port {
         let is_own = routes::is_own(&path);
         let access = self.check(route, incoming.request.headers());
         if let (Services::Inference(_, kserve), false, Ok(())) = (&self.services, is_own, &access) {
-            // The v2 protocol's edge admits and counts the call itself.
+            // Access was checked above. The v2 protocol's edge is open here, and counts the call.
             if let Some(standard) = routes::standard(incoming.request.uri()) {
                 *incoming.request.uri_mut() = standard;
             }
@@ -163,13 +163,13 @@ impl tower::Service<Request<RequestBody>> for Port {
         };
         if !is_own {
             // Reflection on the port of management is not counted.
-            call.leave_count_to_requests();
+            call.do_not_count();
         }
         let call = SharedCall::new(call);
         let mut request = incoming.request;
         request.extensions_mut().insert(call.clone());
         let (budget, limits) = bounds_of(route, &shared.budget, limits(&shared.settings));
-        let request = bounded(request, (&budget, limits), message_timeout(&path, BODY_TIMEOUT));
+        let request = bounded(request, &budget, limits, message_timeout(&path, BODY_TIMEOUT));
         let answer: Answering = match &mut self.services {
             Services::Inference(own, _) => own.call(request),
             Services::Management(own) => Box::pin(own.call(request)),
@@ -232,7 +232,7 @@ mod tests {
         ] {
             let request = Request::builder().uri(path).body(Stalled).unwrap();
             let timeout = message_timeout(path, Duration::from_millis(5));
-            let mut body = bounded(request, (&Budget::default(), Limits::default()), timeout).into_body();
+            let mut body = bounded(request, &Budget::default(), Limits::default(), timeout).into_body();
             let frame = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx));
             let failed = tokio::time::timeout(Duration::from_millis(50), frame).await;
             assert_eq!(failed.is_ok_and(|frame| frame.unwrap().is_err()), stalls, "{path}");

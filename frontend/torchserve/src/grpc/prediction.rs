@@ -15,9 +15,9 @@ use super::failure;
 use super::proto::inference::{PredictionResponse, PredictionsRequest};
 use crate::form::{self, Part};
 use crate::handler_call::{self, HandlerCall, check_size};
-use crate::registry::{InFlight, Version};
+use crate::registry::{InFlight, ModelReference, Version};
 use crate::rest::{EndedSequences, Shared, end_of, enter, first_of, loaded};
-use crate::{Exception, Refused, failure as prediction};
+use crate::{ErrorResponse, Exception, failure as prediction};
 use pharos_edge::SharedCall;
 use pharos_os::clock;
 
@@ -34,7 +34,7 @@ pub(super) struct Prediction {
     received: Instant,
     /// The timeline of the request, once it has succeeded.
     timeline: Option<Timeline>,
-    _entered: InFlight,
+    _in_flight: InFlight,
 }
 
 /// The stage of a prediction.
@@ -49,9 +49,11 @@ enum Stage {
 
 impl Stage {
     /// Passes a request to the engine.
-    fn runs(shared: &Shared, request: InferRequest, called: (&str, &str)) -> Result<Self, Status> {
-        let refused = |error| status(&prediction::refused(&error, called, || prediction::End::Died));
-        shared.stream(request, called).map(Self::Runs).map_err(refused)
+    fn runs(shared: &Shared, request: InferRequest, reference: ModelReference<'_>) -> Result<Self, Status> {
+        match shared.stream(request, reference) {
+            Ok(responses) => Ok(Self::Runs(responses)),
+            Err(error) => Err(status(&prediction::refused(&error, reference, || prediction::End::Died))),
+        }
     }
 }
 
@@ -68,20 +70,21 @@ impl Prediction {
     ) -> Result<Self, Status> {
         let PredictionsRequest { model_name, model_version, input, sequence_id } = asked;
         if model_name.is_empty() {
-            let refused = Refused::bad_request("Parameter model_name is required.");
+            let refused = ErrorResponse::bad_request("Parameter model_name is required.");
             return Err(Status::internal(format!("{}\nBadRequestException.()", refused.message)));
         }
         // TorchServe returns INTERNAL for every error before a request is queued.
-        let internal = |refused: Refused| failure::with_code(Code::Internal, &refused);
+        let internal = |refused: ErrorResponse| failure::with_code(Code::Internal, &refused);
         let version = shared.registry.find(&model_name, &model_version).map_err(internal)?;
-        let entered = enter(shared, (&model_name, &model_version), &version).map_err(internal)?;
+        let reference = ModelReference { name: &model_name, version: &model_version };
+        let in_flight = enter(shared, reference, &version).map_err(internal)?;
         let received = clock::now();
         form::check_parts(input.len()).map_err(internal)?;
         let parts: Vec<Part> = input.into_iter().map(|(name, data)| Part::bare(name, data)).collect();
         let mut handler_call = HandlerCall::default();
         let sequence = version.deployment().sequence.is_some().then(|| {
-            let made = || format!("ts-seq-{}", shared.ids.next());
-            let id = sequence_id.clone().filter(|id| !id.is_empty()).unwrap_or_else(made);
+            let given = sequence_id.clone().filter(|id| !id.is_empty());
+            let id = given.unwrap_or_else(|| format!("ts-seq-{}", shared.ids.next()));
             let [name, start, _] = &shared.settings.sequence_headers;
             handler_call.headers.insert(name.clone(), id.as_str().into());
             if starts {
@@ -90,47 +93,50 @@ impl Prediction {
             id
         });
         let id = shared.ids.next();
-        let too_long = || Status::resource_exhausted("the parts of the request are too long for one element");
-        let request = handler_call::request((&model_name, &model_version, &id), &parts, handler_call);
-        let mut request = request.ok_or_else(too_long)?;
+        let mut request = handler_call::request(reference, &id, &parts, handler_call)
+            .ok_or_else(|| Status::resource_exhausted("the parts of the request are too long for one element"))?;
         if let Some(id) = sequence {
             request.correlation_id = CorrelationId::String(id);
             request.sequence_start = starts;
         }
-        call.lock().complete(&mut request, received);
+        call.lock().describe_client_in(&mut request, received);
         request.timeline.received = received;
         request.timeline.request_start = received;
-        let (model, asked_version, shared) = (model_name, model_version, shared.clone());
         let stage = match version.is_loading() {
             true => Stage::Waits(Box::new(request)),
-            false => Stage::runs(&shared, request, (&model, &asked_version))?,
+            false => Stage::runs(shared, request, reference)?,
         };
         Ok(Self {
-            shared,
-            model,
-            asked_version,
+            shared: shared.clone(),
+            model: model_name,
+            asked_version: model_version,
             version,
             sequence_id,
             stage,
             begun: false,
             received,
             timeline: None,
-            _entered: entered,
+            _in_flight: in_flight,
         })
     }
 
     /// Waits until the engine has accepted the request.
     async fn run(&mut self) -> Result<(), Status> {
         let Stage::Waits(_) = &self.stage else { return Ok(()) };
-        let called = (self.model.as_str(), self.asked_version.as_str());
-        loaded(&self.shared, called, (&self.version, self.received)).await.map_err(|refused| status(&refused))?;
+        let loaded = loaded(&self.shared, self.reference(), &self.version, self.received).await;
+        loaded.map_err(|refused| status(&refused))?;
         if let Stage::Waits(request) = std::mem::replace(&mut self.stage, Stage::Ended) {
-            match self.shared.stream(*request, (&self.model, &self.asked_version)) {
+            match self.shared.stream(*request, self.reference()) {
                 Ok(responses) => self.stage = Stage::Runs(responses),
                 Err(error) => return Err(self.failed(&error).await),
             }
         }
         Ok(())
+    }
+
+    /// Returns the model and the version that the client named.
+    fn reference(&self) -> ModelReference<'_> {
+        ModelReference { name: &self.model, version: &self.asked_version }
     }
 
     /// Returns the timeline of the request after its last part, if it has succeeded.
@@ -172,11 +178,12 @@ impl Prediction {
         if empty && answer.is_ok() {
             return None;
         }
-        let most = self.shared.settings.max_response_size;
-        let part = match answer
-            .and_then(handler_call::answer)
-            .and_then(|answer| check_size(&answer.body, most).map(|()| answer))
-        {
+        let converted = answer.and_then(|response| {
+            let answer = handler_call::answer(response)?;
+            check_size(&answer.body, self.shared.settings.max_response_size)?;
+            Ok(answer)
+        });
+        let part = match converted {
             Ok(answer) => {
                 if let Some(ended) = EndedSequences::of(&self.shared, &self.version) {
                     ended.close(&answer.headers);
@@ -190,12 +197,12 @@ impl Prediction {
 
     async fn failed(&mut self, error: &InferError) -> Status {
         let end = end_of(&self.shared, error, &self.version, self.received).await;
-        status(&prediction::refused(error, (&self.model, &self.asked_version), || end))
+        status(&prediction::refused(error, self.reference(), || end))
     }
 }
 
 /// Returns the status of a refusal. TorchServe returns INTERNAL for every error before a request is queued.
-fn status(refused: &Refused) -> Status {
+fn status(refused: &ErrorResponse) -> Status {
     match refused.exception {
         Exception::ServiceUnavailable => failure::with_code(Code::Internal, refused),
         _ => failure::status(refused),

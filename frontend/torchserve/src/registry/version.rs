@@ -1,10 +1,11 @@
 //! One version of a model: its deployment and the lifecycle of its workers.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use parking_lot::RwLock;
 use tokio::sync::MutexGuard;
 
 use super::phase::{Phase, Progress};
@@ -75,7 +76,7 @@ impl Version {
 
     /// Returns the current deployment.
     pub fn deployment(&self) -> Arc<Deployment> {
-        self.deployment.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.deployment.read().clone()
     }
 
     /// Registers a request in progress. `None` if the model only accepts requests while a worker is idle, and none is.
@@ -117,7 +118,7 @@ impl Version {
     }
 
     pub(super) fn resize(&self, min: u32, max: u32) {
-        let mut deployment = self.deployment.write().unwrap_or_else(PoisonError::into_inner);
+        let mut deployment = self.deployment.write();
         *deployment = Arc::new(Deployment { min_workers: min, max_workers: max, ..(**deployment).clone() });
     }
 
@@ -191,7 +192,9 @@ impl Version {
         let repository = registry.repository.clone();
         match blocking::run(move || deployment.write(&repository)).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => return Some(Err(InferError::internal(format!("cannot write its configuration: {error}")))),
+            Ok(Err(error)) => {
+                return Some(Err(InferError::internal(format!("cannot write its configuration: {error}"))));
+            }
             Err(error) => return Some(Err(InferError::internal(format!("cannot write its configuration: {error}")))),
         }
         let loaded = registry.service.load_model(&self.engine_name, Vec::new()).await;

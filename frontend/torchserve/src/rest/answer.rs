@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::registry::ManagementOutcome;
 use crate::settings::Cors;
-use crate::{Exception, Refused};
+use crate::{ErrorResponse, Exception};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -56,22 +56,22 @@ pub(super) fn health(healthy: bool) -> Response {
 }
 
 /// Returns an error response.
-pub(super) fn refusal(refused: &Refused) -> Response {
-    let Refused { status, exception, message, .. } = refused;
-    error(*status, exception.name(), message)
+pub(super) fn error(error: &ErrorResponse) -> Response {
+    let ErrorResponse { status, exception, message, .. } = error;
+    error_of(*status, exception.name(), message)
 }
 
-fn error(status: u16, kind: &str, message: &str) -> Response {
+fn error_of(status: u16, kind: &str, message: &str) -> Response {
     let code = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     with_status(code, &ErrorBody { code: code.as_u16(), kind, message })
 }
 
 /// Returns the response to a denied request: in TorchServe's form, or in the form of the v2 protocol, which the server's
 /// restrictions use on every port.
-pub(crate) fn denied(refusal: Refusal) -> Response {
+pub(crate) fn refusal(refusal: Refusal) -> Response {
     let Refusal { code, text, challenge, kind, .. } = refusal;
     if let Some(kind) = kind {
-        return error(code, kind, &text);
+        return error_of(code, kind, &text);
     }
     let text = serde_json::to_string(&text).unwrap_or_default();
     let mut response = Response::new(Body::from(format!("{{\"error\":{text}}}")));
@@ -84,21 +84,21 @@ pub(crate) fn denied(refusal: Refusal) -> Response {
 }
 
 /// The error for unknown paths.
-pub(super) fn not_found() -> Refused {
+pub(super) fn not_found() -> ErrorResponse {
     let message = "Requested resource is not found, please refer to API document.".to_owned();
-    Refused::new(404, Exception::ResourceNotFound, message)
+    ErrorResponse::new(404, Exception::ResourceNotFound, message)
 }
 
 /// The error for a known path with an unsupported method, or one that the configuration disables.
-pub(super) fn wrong_method() -> Refused {
+pub(super) fn wrong_method() -> ErrorResponse {
     let message = "Requested method is not allowed, please refer to API document.".to_owned();
-    Refused::new(405, Exception::MethodNotAllowed, message)
+    ErrorResponse::new(405, Exception::MethodNotAllowed, message)
 }
 
 /// The error for workflows, which are not supported.
-pub(super) fn no_workflow(name: &str) -> Refused {
+pub(super) fn no_workflow(name: &str) -> ErrorResponse {
     let message = format!("Workflow not found: {name}");
-    Refused::new(404, Exception::WorkflowNotFound, message)
+    ErrorResponse::new(404, Exception::WorkflowNotFound, message)
 }
 
 /// The connection that a client wants after a response.

@@ -7,32 +7,44 @@ use serde_json::Value;
 use super::predict::{end_of, loaded};
 use super::{RequestHead, Shared, answer};
 use crate::handler_call::{self, HandlerCall};
-use crate::registry::{ModelDescription, Version};
-use crate::{Exception, Refused, failure};
+use crate::registry::{ModelDescription, ModelReference, Version};
+use crate::{ErrorResponse, Exception, failure};
 use pharos_os::clock;
 
 /// `GET /models/M[/V|/all]`.
-pub(super) async fn describe(shared: &Shared, head: &RequestHead, named: (&str, &str)) -> Result<Response, Refused> {
+pub(super) async fn describe(
+    shared: &Shared,
+    head: &RequestHead,
+    reference: ModelReference<'_>,
+) -> Result<Response, ErrorResponse> {
     let customized = head.query("customized").is_some_and(|value| value.eq_ignore_ascii_case("true"));
-    let headers = customized.then(|| handler_call::headers(&head.headers));
-    let asked = headers.map(|headers| (head.id.as_str(), headers));
-    Ok(answer::json(&descriptions(shared, named, asked).await?))
+    let description =
+        customized.then(|| DescriptionCall { id: &head.id, headers: handler_call::headers(&head.headers) });
+    Ok(answer::json(&descriptions(shared, reference, description).await?))
 }
 
-/// Describes a version (empty: the default one), or `all`. With an id and headers, adds the handler's own description.
+/// A call of a handler for its own description of its model.
+pub(crate) struct DescriptionCall<'a> {
+    /// The id of the request.
+    pub(crate) id: &'a str,
+    /// The headers of the request, as passed to the handler.
+    pub(crate) headers: serde_json::Map<String, Value>,
+}
+
+/// Describes a version (empty: the default one), or `all`. With a call, adds the handler's own description of a single version.
 pub(crate) async fn descriptions(
     shared: &Shared,
-    (model, version): (&str, &str),
-    asked: Option<(&str, serde_json::Map<String, Value>)>,
-) -> Result<Vec<ModelDescription>, Refused> {
+    reference: ModelReference<'_>,
+    call: Option<DescriptionCall<'_>>,
+) -> Result<Vec<ModelDescription>, ErrorResponse> {
     let registry = &shared.registry;
-    if version == "all" {
-        return Ok(registry.all_of(model)?.iter().map(|version| registry.describe(version)).collect());
+    if reference.version == "all" {
+        return Ok(registry.all_of(reference.name)?.iter().map(|version| registry.describe(version)).collect());
     }
-    let found = registry.find(model, version)?;
+    let found = registry.find(reference.name, reference.version)?;
     let mut description = registry.describe(&found);
-    if let Some((id, headers)) = asked {
-        description.customized_metadata = Some(handler_description(shared, (model, &found), id, headers).await?);
+    if let Some(call) = call {
+        description.customized_metadata = Some(handler_description(shared, reference.name, &found, call).await?);
     }
     Ok(vec![description])
 }
@@ -40,23 +52,26 @@ pub(crate) async fn descriptions(
 /// Calls the handler to describe itself.
 async fn handler_description(
     shared: &Shared,
-    (model, version): (&str, &Version),
-    id: &str,
-    mut headers: serde_json::Map<String, Value>,
-) -> Result<Value, Refused> {
+    model: &str,
+    version: &Version,
+    call: DescriptionCall<'_>,
+) -> Result<Value, ErrorResponse> {
     if version.deployment().min_workers == 0 {
         let message = format!(
             "Model \"{model}\" has no worker to serve describe request. Please use scale workers API to add workers."
         );
-        return Err(Refused::new(503, Exception::ServiceUnavailable, message));
+        return Err(ErrorResponse::new(503, Exception::ServiceUnavailable, message));
     }
     let since = clock::now();
-    loaded(shared, (model, ""), (version, since)).await?;
+    let reference = ModelReference { name: model, version: "" };
+    loaded(shared, reference, version, since).await?;
+    let DescriptionCall { id, mut headers } = call;
     headers.insert("describe".to_owned(), Value::from("True"));
-    let call = HandlerCall { headers, describe: true, explain: false };
+    let handler_call = HandlerCall { headers, describe: true, explain: false };
     let answered = async {
-        let too_long = || InferError::internal("the request to describe is too long");
-        let mut request = handler_call::request((&version.engine_name, "", id), &[], call).ok_or_else(too_long)?;
+        let engine_model = ModelReference { name: &version.engine_name, version: "" };
+        let mut request = handler_call::request(engine_model, id, &[], handler_call)
+            .ok_or_else(|| InferError::internal("the request to describe is too long"))?;
         request.timeline.received = since;
         request.timeline.request_start = since;
         let mut responses = shared.uncounted.stream(request)?;
@@ -71,7 +86,7 @@ async fn handler_description(
         }
         Err(error) => {
             let end = end_of(shared, &error, version, since).await;
-            Err(failure::refused(&error, (model, ""), || end))
+            Err(failure::refused(&error, reference, || end))
         }
     }
 }

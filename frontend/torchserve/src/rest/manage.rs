@@ -10,8 +10,8 @@ use serde_json::{Map, Value};
 
 use super::{RequestHead, Shared, answer};
 use crate::failure::{self, End};
-use crate::registry::Scale;
-use crate::{Exception, ModelParameters, Refused, RegistrationParameters};
+use crate::registry::{ModelReference, Scale};
+use crate::{ErrorResponse, Exception, ModelParameters, RegistrationParameters};
 use pharos_listener::receiving::body::{self, Read};
 use pharos_os::blocking;
 
@@ -71,14 +71,14 @@ impl Registration {
     ///
     /// # Errors
     /// The URL is missing, or a parameter is not supported.
-    pub(crate) fn into_parts(self) -> Result<(String, RegistrationParameters), Refused> {
-        let url = self.url.ok_or_else(|| Refused::bad_request("Parameter url is required."))?;
+    pub(crate) fn into_parts(self) -> Result<(String, RegistrationParameters), ErrorResponse> {
+        let url = self.url.ok_or_else(|| ErrorResponse::bad_request("Parameter url is required."))?;
         let runtime = self.runtime.filter(|runtime| !runtime.is_empty());
         if let Some(runtime) = runtime.as_ref().filter(|runtime| !matches!(runtime.as_str(), "python" | "python3")) {
-            return Err(Refused::bad_request(format!("Invalid RuntimeType value: {runtime}")));
+            return Err(ErrorResponse::bad_request(format!("Invalid RuntimeType value: {runtime}")));
         }
         if self.s3_sse_kms == Some(true) {
-            return Err(Refused::bad_request(
+            return Err(ErrorResponse::bad_request(
                 "s3_sse_kms is not supported; download the archive and register the file",
             ));
         }
@@ -109,7 +109,7 @@ impl Registration {
 }
 
 /// `POST /models`.
-pub(super) async fn register(shared: &Shared, head: &RequestHead, body: Body) -> Result<Response, Refused> {
+pub(super) async fn register(shared: &Shared, head: &RequestHead, body: Body) -> Result<Response, ErrorResponse> {
     if !shared.settings.model_api {
         return Err(answer::wrong_method());
     }
@@ -121,16 +121,16 @@ pub(super) async fn register(shared: &Shared, head: &RequestHead, body: Body) ->
     Ok(answer::done(shared.registry.register(&url, wanted, wait).await?))
 }
 
-async fn from_json(shared: &Shared, body: Body) -> Result<Registration, Refused> {
+async fn from_json(shared: &Shared, body: Body) -> Result<Registration, ErrorResponse> {
     let read = body::read(&shared.budget, body, MAX_JSON).await;
-    let whole = match read.map_err(|error| failure::refused(&error, ("", ""), || End::Died))? {
+    let whole = match read.map_err(|error| failure::refused(&error, ModelReference::default(), || End::Died))? {
         Read::Whole(data) => data.join(),
         Read::TooLarge(size) => {
             let message = format!("The JSON body has at least {size} bytes; at most {MAX_JSON} are allowed");
-            return Err(Refused::new(413, Exception::BadRequest, message));
+            return Err(ErrorResponse::new(413, Exception::BadRequest, message));
         }
     };
-    let wrong = |error| Refused::bad_request(format!("The body cannot be used: {error}"));
+    let wrong = |error| ErrorResponse::bad_request(format!("The body cannot be used: {error}"));
     // Parse an object first: serde would also accept an array for a struct.
     let said: Map<String, Value> = serde_json::from_slice(&whole).map_err(wrong)?;
     serde_json::from_value(Value::Object(said)).map_err(wrong)
@@ -162,17 +162,21 @@ fn flag<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<bool>, D::E
 }
 
 /// `PUT /models/M[/V]`.
-pub(super) async fn scale(shared: &Shared, head: &RequestHead, named: (&str, &str)) -> Result<Response, Refused> {
+pub(super) async fn scale(
+    shared: &Shared,
+    head: &RequestHead,
+    reference: ModelReference<'_>,
+) -> Result<Response, ErrorResponse> {
     let min = head.number("min_worker").unwrap_or(1);
     let max = head.number("max_worker").unwrap_or(min);
     let wait = head.query("synchronous").is_some_and(|value| value.eq_ignore_ascii_case("true"));
     let of_query = head.query("model_version").unwrap_or_default();
-    let (model, version) = named;
-    let version = if version.is_empty() { &of_query } else { version };
+    let model = reference.name;
+    let version = if reference.version.is_empty() { &of_query } else { reference.version };
     if min < 0 && max >= min {
         shared.registry.find(model, version)?;
         let message = format!("min_worker is {min}; allowed are whole numbers from 0");
-        return Err(Refused::new(500, Exception::IndexOutOfBounds, message));
+        return Err(ErrorResponse::new(500, Exception::IndexOutOfBounds, message));
     }
     let number = |number: i64| u32::try_from(number.max(0)).unwrap_or(u32::MAX);
     let scale = Scale { min: number(min), max: number(max), wait };
@@ -180,7 +184,7 @@ pub(super) async fn scale(shared: &Shared, head: &RequestHead, named: (&str, &st
 }
 
 /// `DELETE /models/M[/V]`.
-pub(super) async fn unregister(shared: &Shared, (model, version): (&str, &str)) -> Result<Response, Refused> {
+pub(super) async fn unregister(shared: &Shared, model: &str, version: &str) -> Result<Response, ErrorResponse> {
     if !shared.settings.model_api {
         return Err(answer::wrong_method());
     }
@@ -194,14 +198,14 @@ struct Readiness<'a> {
 }
 
 /// `GET /v1/models/M`.
-pub(super) fn ready(shared: &Shared, model: &str) -> Result<Response, Refused> {
+pub(super) fn ready(shared: &Shared, model: &str) -> Result<Response, ErrorResponse> {
     let version = shared.registry.find(model, "")?;
     let ready = !shared.service.exiting() && !shared.uncounted.worker_health(&version.engine_name).is_empty();
     Ok(answer::json(&Readiness { name: model, ready }))
 }
 
 /// `GET /token`.
-pub(super) async fn token(shared: &Shared, head: &RequestHead) -> Result<Response, Refused> {
+pub(super) async fn token(shared: &Shared, head: &RequestHead) -> Result<Response, ErrorResponse> {
     let Some(tokens) = &shared.guard.tokens else { return Err(answer::not_found()) };
     let kind = head.query("type").unwrap_or_default();
     let tokens = tokens.clone();
@@ -211,8 +215,8 @@ pub(super) async fn token(shared: &Shared, head: &RequestHead) -> Result<Respons
         Ok(Some(())) => Ok(Response::new(Body::from("\n"))),
         Ok(None) => {
             let message = format!("type is '{kind}'; allowed are management and inference");
-            Err(Refused::bad_request(message))
+            Err(ErrorResponse::bad_request(message))
         }
-        Err(error) => Err(Refused::internal(format!("Cannot write the key file: {error}"))),
+        Err(error) => Err(ErrorResponse::internal(format!("Cannot write the key file: {error}"))),
     }
 }

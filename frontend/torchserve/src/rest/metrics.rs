@@ -8,10 +8,10 @@ use pharos::metrics::exposition::{self, Encoding, Format, Names, java_client};
 use pharos_edge::renderings::Rendered;
 
 use super::{RequestHead, Shared};
-use crate::{Refused, form};
+use crate::{ErrorResponse, form};
 
 /// Renders the metrics selected by the query.
-pub(super) async fn metrics(shared: &Shared, head: &RequestHead) -> Result<Response, Refused> {
+pub(super) async fn metrics(shared: &Shared, head: &RequestHead) -> Result<Response, ErrorResponse> {
     let pairs = form::pairs(head.uri.query().unwrap_or_default());
     let pairs = pairs.into_iter().map(|pair| (pair.name, String::from_utf8_lossy(&pair.data).into_owned()));
     let names = Names::of_query(pairs);
@@ -34,7 +34,7 @@ pub(super) async fn metrics(shared: &Shared, head: &RequestHead) -> Result<Respo
         Rendered { coding: None, body: body.into() }
     });
     let Ok(rendered) = rendered.await else {
-        return Err(Refused::internal("Cannot render the metrics; the log has the reason"));
+        return Err(ErrorResponse::internal("Cannot render the metrics; the log has the reason"));
     };
     let mut response = Response::new(Body::from(rendered.body));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(encoding.content_type()));

@@ -19,14 +19,15 @@ use axum::body::Body;
 use axum::response::Response;
 use http::{HeaderMap, Method, Request, Uri};
 use pharos::metrics::cache::Cache;
-use pharos::service::{Protocol, SharedManagement};
+use pharos::service::{Protocol, Route, SharedManagement};
 use pharos::timeline::Instant;
 
 use super::access_log::ACCESS_LOG;
 use super::guard::{Denied, Guard, RequiredAccess};
 use super::ids::Ids;
+use super::registry::ModelReference;
 use super::routes::{Apis, Endpoint, endpoint};
-use super::{Refused, Registry, Settings};
+use super::{ErrorResponse, Registry, Settings};
 use answer::Persistence;
 use pharos_edge::access;
 use pharos_edge::http_service::Handle;
@@ -38,8 +39,8 @@ use pharos_listener::receiving::Budget;
 use pharos_os::clock;
 use pharos_os::event_loops::EventLoops;
 
-pub(crate) use answer::denied;
-pub(super) use describe::descriptions;
+pub(crate) use answer::refusal;
+pub(super) use describe::{DescriptionCall, descriptions};
 pub(super) use ended::EndedSequences;
 pub(super) use manage::Registration;
 pub(super) use predict::{end_of, enter, first_of, loaded};
@@ -129,6 +130,17 @@ impl Handle for Port {
         answer::finish(&mut response, &id, &persistence, &self.shared.settings.cors);
         Ok(response)
     }
+
+    fn refuse(&self, request: Request<Body>, mut response: Response) -> Response {
+        let persistence = Persistence::of(&request);
+        let mut incoming = Incoming::over_http(request, &ACCESS_LOG);
+        let policy: Arc<dyn Policy> = self.shared.clone();
+        if let Ok(call) = Call::admit_if(Ok(()), Protocol::Http, Route::Unknown, &mut incoming, &policy) {
+            response = call.finish_unknown(response);
+        }
+        answer::finish(&mut response, &self.shared.ids.next(), &persistence, &self.shared.settings.cors);
+        response
+    }
 }
 
 impl Port {
@@ -138,7 +150,7 @@ impl Port {
         let policy: Arc<dyn Policy> = self.shared.clone();
         let mut call = match Call::admit_if(access, Protocol::Http, endpoint.route(), &mut incoming, &policy) {
             Ok(call) => call,
-            Err(refusal) => return denied(refusal),
+            Err(refusal) => return answer::refusal(refusal),
         };
         let (parts, body) = incoming.request.into_parts();
         let head = RequestHead {
@@ -150,9 +162,9 @@ impl Port {
         };
         let (response, reason) = match self.answer(endpoint, &head, body, &mut call).await {
             Ok(response) => (response, None),
-            Err(refused) => (answer::refusal(&refused), Some(refused.reason)),
+            Err(refused) => (answer::error(&refused), Some(refused.reason)),
         };
-        call.finish_at_end(response, reason, &head.method)
+        call.finish_with_body(response, reason, &head.method)
     }
 
     /// Checks access to an endpoint.
@@ -176,7 +188,7 @@ impl Port {
         head: &RequestHead,
         body: Body,
         call: &mut Call,
-    ) -> Result<Response, Refused> {
+    ) -> Result<Response, ErrorResponse> {
         let shared = &self.shared;
         match endpoint {
             Endpoint::ApiDescription => Ok(answer::json(&openapi::description(self.apis))),
@@ -184,14 +196,18 @@ impl Port {
             Endpoint::Predict(target) => predict::predict(self, head, call, target, body).await,
             Endpoint::List => Ok(manage::list(shared, head)),
             Endpoint::Register => manage::register(shared, head, body).await,
-            Endpoint::Describe(model, version) => describe::describe(shared, head, (&model, &version)).await,
+            Endpoint::Describe(model, version) => {
+                describe::describe(shared, head, ModelReference { name: &model, version: &version }).await
+            }
             Endpoint::ManagementApi(model, version) => {
                 shared.registry.find(&model, &version)?;
                 Ok(answer::json(&openapi::of_management(&model)))
             }
-            Endpoint::Scale(model, version) => manage::scale(shared, head, (&model, &version)).await,
+            Endpoint::Scale(model, version) => {
+                manage::scale(shared, head, ModelReference { name: &model, version: &version }).await
+            }
             Endpoint::SetDefault(model, version) => Ok(answer::done(shared.registry.set_default(&model, &version)?)),
-            Endpoint::Unregister(model, version) => manage::unregister(shared, (&model, &version)).await,
+            Endpoint::Unregister(model, version) => manage::unregister(shared, &model, &version).await,
             Endpoint::V1Ready(model) => manage::ready(shared, &model),
             Endpoint::Token => manage::token(shared, head).await,
             Endpoint::Workflows => Ok(answer::json(&serde_json::json!({ "workflows": [] }))),

@@ -1,5 +1,5 @@
-//! The policy of the ports: TorchServe's keys, and the tokens and restrictions of the server, for the v2 protocol on these ports.
-//! Endpoints of TorchServe's API check their access themselves.
+//! The policy of the ports: TorchServe's keys, and the tokens and restrictions of the server, for the v2 protocol over HTTP; the count of
+//! TorchServe's own calls over gRPC. TorchServe's own endpoints, and the port of gRPC, check access before the call begins.
 
 use http::HeaderMap;
 use pharos::error::Reason;

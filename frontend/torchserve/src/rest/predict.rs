@@ -20,9 +20,9 @@ use super::{Port, RequestHead, Shared, answer, openapi};
 use crate::failure::{self, End};
 use crate::form::{self, Part};
 use crate::handler_call::{self, HandlerCall, check_size};
-use crate::registry::{InFlight, Version};
+use crate::registry::{InFlight, ModelReference, Version};
 use crate::routes::Target;
-use crate::{Exception, Refused};
+use crate::{ErrorResponse, Exception};
 use pharos_edge::Call;
 use pharos_listener::receiving::body::{self, Read};
 use pharos_os::clock;
@@ -37,42 +37,42 @@ pub(super) async fn predict(
     call: &mut Call,
     target: Target,
     body: Body,
-) -> Result<Response, Refused> {
+) -> Result<Response, ErrorResponse> {
     let shared = &*port.shared;
     let named = target.model.clone().or_else(|| head.query("model_name").filter(|name| !name.is_empty()));
     let named = named.or_else(|| shared.registry.only_startup_model().filter(|_| target.query));
     // Fail before reading the body if the model is unknown.
     let known = named.as_deref().map(|name| shared.registry.find(name, &target.version)).transpose()?;
-    let parts = parts(shared, head, (&target, body)).await?;
+    let parts = parts(shared, head, &target, body).await?;
     let model = match named {
         Some(model) => model,
-        None => model_of(&parts).ok_or_else(|| Refused::bad_request("Parameter model_name is required."))?,
+        None => model_of(&parts).ok_or_else(|| ErrorResponse::bad_request("Parameter model_name is required."))?,
     };
     let version = known.map_or_else(|| shared.registry.find(&model, &target.version), Ok)?;
     if head.method == Method::OPTIONS {
         return Ok(answer::json(&openapi::of_model(&model)));
     }
-    let called = (model.as_str(), target.version.as_str());
-    let entered = enter(shared, called, &version)?;
-    loaded(shared, called, (&version, head.received)).await?;
+    let reference = ModelReference { name: &model, version: &target.version };
+    let entered = enter(shared, reference, &version)?;
+    loaded(shared, reference, &version, head.received).await?;
     let mut handler_call = call_of(head, &target);
     let sequence = version.deployment().sequence.is_some().then(|| sequence(shared, head, &mut handler_call));
-    let too_long = || Refused::bad_request("The parts of the request are too long");
-    let request = handler_call::request((called.0, called.1, &head.id), &parts, handler_call);
-    let mut request = request.ok_or_else(too_long)?;
-    if let Some((id, start, end)) = sequence {
-        request.correlation_id = CorrelationId::String(id);
-        (request.sequence_start, request.sequence_end) = (start, end);
+    let mut request = handler_call::request(reference, &head.id, &parts, handler_call)
+        .ok_or_else(|| ErrorResponse::bad_request("The parts of the request are too long"))?;
+    if let Some(sequence) = sequence {
+        request.correlation_id = CorrelationId::String(sequence.id);
+        request.sequence_start = sequence.starts;
+        request.sequence_end = sequence.ends;
     }
-    call.begin(&head.headers);
-    call.complete(&mut request, clock::now());
+    call.read_headers(&head.headers);
+    call.describe_client_in(&mut request, clock::now());
     request.timeline.request_start = clock::now();
     let answered = async {
-        let mut responses = shared.stream(request, called)?;
+        let mut responses = shared.stream(request, reference)?;
         let first = first_of(&mut *responses, &version, head.received).await?;
         let first = first.ok_or_else(|| InferError::internal("The model returned no response."))?;
         let ended = EndedSequences::of(&port.shared, &version);
-        respond(first, (responses, entered), (ended, shared.settings.max_response_size))
+        respond(first, responses, entered, ended, shared.settings.max_response_size)
     };
     match answered.await {
         Ok((response, timeline)) => {
@@ -82,9 +82,9 @@ pub(super) async fn predict(
             Ok(response)
         }
         Err(error) => {
-            call.drop_times();
+            call.forget_timing();
             let end = end_of(shared, &error, &version, head.received).await;
-            Err(failure::refused(&error, called, || end))
+            Err(failure::refused(&error, reference, || end))
         }
     }
 }
@@ -97,9 +97,9 @@ impl Shared {
     pub(crate) fn stream(
         &self,
         request: InferRequest,
-        (model, version): (&str, &str),
+        reference: ModelReference<'_>,
     ) -> Result<Box<dyn Responses>, InferError> {
-        self.service.stream(request).map_err(|error| match self.registry.find(model, version) {
+        self.service.stream(request).map_err(|error| match self.registry.find(reference.name, reference.version) {
             Ok(_) => error,
             Err(unregistered) => InferError::new(ErrorCode::NotFound, Reason::UnknownModel, unregistered.message),
         })
@@ -129,12 +129,12 @@ pub(crate) async fn first_of(
 /// The version has no workers configured, or all are busy and the model does not queue requests.
 pub(crate) fn enter(
     shared: &Shared,
-    (model, version): (&str, &str),
+    reference: ModelReference<'_>,
     found: &Arc<Version>,
-) -> Result<InFlight, Refused> {
+) -> Result<InFlight, ErrorResponse> {
     let refuse = |more: &str| {
-        shared.service.record_refused(model, version, &found.engine_name);
-        failure::no_worker(model, version, more)
+        shared.service.record_refused(reference.name, reference.version, &found.engine_name);
+        failure::no_worker(reference, more)
     };
     if found.deployment().min_workers == 0 {
         return Err(refuse(""));
@@ -149,24 +149,24 @@ pub(crate) fn enter(
 /// Too many requests are waiting, or the timeout has passed.
 pub(crate) async fn loaded(
     shared: &Shared,
-    (model, version): (&str, &str),
-    (found, received): (&Version, Instant),
-) -> Result<(), Refused> {
+    reference: ModelReference<'_>,
+    found: &Version,
+    received: Instant,
+) -> Result<(), ErrorResponse> {
     if !found.is_loading() {
         return Ok(());
     }
     let limit = Duration::from_millis(found.deployment().client_timeout.into());
-    let waited = match limit.is_zero() {
-        true => found.loaded().await,
-        false => {
-            let left = limit.saturating_sub(clock::now() - received);
-            let waited = tokio::time::timeout(left, found.loaded()).await;
-            waited.map_err(|_| failure::refused(&too_late(limit), (model, version), || End::Died))?
-        }
+    let waited = if limit.is_zero() {
+        found.loaded().await
+    } else {
+        let left = limit.saturating_sub(clock::now() - received);
+        let waited = tokio::time::timeout(left, found.loaded()).await;
+        waited.map_err(|_| failure::refused(&too_late(limit), reference, || End::Died))?
     };
     waited.ok_or_else(|| {
-        shared.service.record_refused(model, version, &found.engine_name);
-        failure::no_worker(model, version, ". Its queue is full: Exceeds maximum queue size")
+        shared.service.record_refused(reference.name, reference.version, &found.engine_name);
+        failure::no_worker(reference, ". Its queue is full: Exceeds maximum queue size")
     })
 }
 
@@ -176,15 +176,15 @@ fn too_late(limit: Duration) -> InferError {
 }
 
 /// Reads the parts of a request.
-async fn parts(shared: &Shared, head: &RequestHead, (target, body): (&Target, Body)) -> Result<Vec<Part>, Refused> {
+async fn parts(shared: &Shared, head: &RequestHead, target: &Target, body: Body) -> Result<Vec<Part>, ErrorResponse> {
     let limit = shared.settings.max_request_size;
     let whole = match body::read(&shared.budget, body, limit).await {
         Ok(Read::Whole(data)) => data.join(),
         Ok(Read::TooLarge(size)) => {
             let message = format!("The body has at least {size} bytes; max_request_size allows {limit}");
-            return Err(Refused::new(413, Exception::BadRequest, message));
+            return Err(ErrorResponse::new(413, Exception::BadRequest, message));
         }
-        Err(error) => return Err(failure::refused(&error, ("", ""), || End::Died)),
+        Err(error) => return Err(failure::refused(&error, ModelReference::default(), || End::Died)),
     };
     let mut parts = if target.query { form::pairs(head.uri.query().unwrap_or_default()) } else { Vec::new() };
     parts.extend(form::parts(head.header("content-type"), whole).await?);
@@ -208,26 +208,35 @@ fn call_of(head: &RequestHead, target: &Target) -> HandlerCall {
     HandlerCall { headers, describe: false, explain: target.explain == Some(true) }
 }
 
-/// Returns a request's sequence id, and whether it starts and ends the sequence. Without an id, it starts a new sequence.
-fn sequence(shared: &Shared, head: &RequestHead, call: &mut HandlerCall) -> (String, bool, bool) {
+/// The position of a request in a sequence.
+struct SequencePosition {
+    id: String,
+    starts: bool,
+    ends: bool,
+}
+
+/// Returns the position of a request in its sequence. A request without an id starts a new sequence, whose id the handler gets.
+fn sequence(shared: &Shared, head: &RequestHead, call: &mut HandlerCall) -> SequencePosition {
     let [id, start, end] = &shared.settings.sequence_headers;
-    let says = |name: &str| head.header(name).eq_ignore_ascii_case("true");
+    let is_true = |name: &str| head.header(name).eq_ignore_ascii_case("true");
     let given = head.header(id);
     if !given.is_empty() {
-        return (given.to_owned(), says(start), says(end));
+        return SequencePosition { id: given.to_owned(), starts: is_true(start), ends: is_true(end) };
     }
-    let made = format!("ts-seq-{}", shared.ids.next());
-    call.headers.insert(id.clone(), Value::from(made.as_str()));
+    let new_id = format!("ts-seq-{}", shared.ids.next());
+    call.headers.insert(id.clone(), Value::from(new_id.as_str()));
     call.headers.insert(start.clone(), Value::from("true"));
-    (made, true, says(end))
+    SequencePosition { id: new_id, starts: true, ends: is_true(end) }
 }
 
 /// Builds the response to a client, with the timeline of the request: complete, or streamed if more parts follow. Then the
 /// timeline is not known yet.
 fn respond(
     first: Streamed,
-    (responses, entered): (Box<dyn Responses>, InFlight),
-    (ended, most): (Option<EndedSequences>, u64),
+    responses: Box<dyn Responses>,
+    in_flight: InFlight,
+    ended: Option<EndedSequences>,
+    max_size: u64,
 ) -> Result<(Response, Option<Timeline>), InferError> {
     let last = first.last || !responses.is_decoupled();
     let first = first.answer?;
@@ -236,20 +245,29 @@ fn respond(
     if let Some(ended) = &ended {
         ended.close(&answer.headers);
     }
-    check_size(&answer.body, most)?;
-    let body = match last {
-        true => Body::from(answer.body),
-        false => Body::new(Parts::new(answer.body, responses, (entered, ended, most))),
+    check_size(&answer.body, max_size)?;
+    // An informational status would not end the response.
+    let status =
+        StatusCode::from_u16(answer.status).ok().filter(|status| !status.is_informational()).ok_or_else(|| {
+            InferError::internal(format!("the handler's status is {}; allowed are 200 to 999", answer.status))
+        })?;
+    let body = if last {
+        Body::from(answer.body)
+    } else {
+        Body::new(Parts {
+            first: Some(answer.body),
+            responses,
+            has_ended: false,
+            max_size,
+            sequences: ended,
+            _in_flight: in_flight,
+        })
     };
     let mut response = Response::new(body);
-    // An informational status would not end the response.
-    let status = StatusCode::from_u16(answer.status).ok().filter(|status| !status.is_informational());
-    *response.status_mut() = status.ok_or_else(|| {
-        InferError::internal(format!("the handler's status is {}; allowed are 200 to 999", answer.status))
-    })?;
+    *response.status_mut() = status;
     *response.headers_mut() = answer.headers;
-    if let Some(reason) = Some(answer.reason).filter(|reason| !reason.is_empty())
-        && let Ok(reason) = ReasonPhrase::try_from(reason)
+    if !answer.reason.is_empty()
+        && let Ok(reason) = ReasonPhrase::try_from(answer.reason)
     {
         response.extensions_mut().insert(reason);
     }

@@ -14,32 +14,27 @@ use crate::registry::InFlight;
 
 /// The body of a streamed response.
 pub(super) struct Parts {
-    first: Option<Bytes>,
-    responses: Box<dyn Responses>,
-    ended: bool,
+    /// The first part, until it is sent.
+    pub(super) first: Option<Bytes>,
+    /// The parts that follow.
+    pub(super) responses: Box<dyn Responses>,
+    /// Whether the last part is sent.
+    pub(super) has_ended: bool,
     /// The largest part, in bytes.
-    most: u64,
-    sequences: Option<EndedSequences>,
-    _entered: InFlight,
+    pub(super) max_size: u64,
+    /// Closes the sequences that a response names as ended.
+    pub(super) sequences: Option<EndedSequences>,
+    pub(super) _in_flight: InFlight,
 }
 
 impl Parts {
-    /// Creates a body of the first part and all that follow.
-    pub(super) fn new(
-        first: Bytes,
-        responses: Box<dyn Responses>,
-        (entered, sequences, most): (InFlight, Option<EndedSequences>, u64),
-    ) -> Self {
-        Self { first: Some(first), responses, ended: false, most, sequences, _entered: entered }
-    }
-
     fn part(&mut self, streamed: Streamed) -> Result<Bytes, InferError> {
-        self.ended = streamed.last;
+        self.has_ended = streamed.last;
         let Answer { body, headers, .. } = handler_call::answer(streamed.answer?)?;
         if let Some(sequences) = &self.sequences {
             sequences.close(&headers);
         }
-        check_size(&body, self.most)?;
+        check_size(&body, self.max_size)?;
         Ok(body)
     }
 }
@@ -53,7 +48,7 @@ impl http_body::Body for Parts {
             return Poll::Ready(Some(Ok(Frame::data(first))));
         }
         loop {
-            if self.ended {
+            if self.has_ended {
                 return Poll::Ready(None);
             }
             let Some(streamed) = ready!(self.responses.poll_next(cx)) else { return Poll::Ready(None) };
@@ -62,7 +57,7 @@ impl http_body::Body for Parts {
                 Ok(part) if part.is_empty() => {}
                 Ok(part) => return Poll::Ready(Some(Ok(Frame::data(part)))),
                 Err(error) => {
-                    self.ended = true;
+                    self.has_ended = true;
                     tracing::warn!("streamed response aborted: {error}");
                     return Poll::Ready(Some(Err(error)));
                 }

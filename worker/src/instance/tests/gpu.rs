@@ -73,8 +73,9 @@ impl World {
             let pieces = (0u32..).zip(*parts).map(|(request, part)| match *part {
                 Part::Arena(bytes) => {
                     assert!(self.inputs.copy_in(usize::try_from(next).unwrap(), bytes));
+                    let offset = next;
                     next = (next + bytes.len() as u64).next_multiple_of(64);
-                    Piece { region: 0, request, offset: next, len: bytes.len() as u64, elements: 0 }
+                    Piece { region: 0, request, offset, len: bytes.len() as u64, elements: 0 }
                 }
                 Part::Region(region, offset, len) => Piece { region, request, offset, len, elements: 0 },
             });

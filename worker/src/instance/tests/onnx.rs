@@ -56,7 +56,8 @@ pub(super) fn model(
 ) -> Vec<u8> {
     let mut graph: Vec<u8> = nodes.iter().flat_map(|item| data(1, node(item))).collect();
     graph.extend(data(2, "graph"));
-    let constant = |(name, value): &(&str, i64)| [number(1, 1), number(2, 7), data(8, name), data(9, value.to_le_bytes())];
+    let constant =
+        |(name, value): &(&str, i64)| [number(1, 1), number(2, 7), data(8, name), data(9, value.to_le_bytes())];
     graph.extend(constants.iter().flat_map(|item| data(5, constant(item).concat())));
     graph.extend(inputs.iter().flat_map(|item| data(11, value_info(item))));
     graph.extend(outputs.iter().flat_map(|item| data(12, value_info(item))));

@@ -5,9 +5,10 @@ use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::pin::Pin;
 use std::process::ExitStatus;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use pharos::timeline::Instant;
 use pharos::wire::{Loaded, ToFrontend};
 use tokio::sync::watch;
@@ -103,7 +104,7 @@ impl Processes {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Ends all faults.
@@ -222,7 +223,7 @@ impl State {
             ProcessEvent::Execute => {
                 self.seen.executed += 1;
                 let failed: &[u32] = if fails { &[0] } else { &[] };
-                let done = process.worker.execute((false, failed), now)?;
+                let done = process.worker.execute(false, failed, now)?;
                 process.worker.end.send(&ToFrontend::Done(done));
                 process.executes = !process.worker.batches.is_empty();
                 if process.executes {

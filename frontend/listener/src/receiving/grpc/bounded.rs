@@ -90,7 +90,8 @@ impl<D: Decoder<Error = Status>, N: InnerMessages + 'static> Decoder for Bounded
 /// Returns why a message has too many fields, if it has. Looks only at the fields before the first malformed one, which decoding
 /// refuses.
 fn excess(message: &[u8], messages: &[u32]) -> Option<String> {
-    let (mut count, mut in_messages) = (0, 0);
+    let mut count = 0;
+    let mut in_messages = 0;
     for field in Fields::of(message) {
         count += 1;
         if count > MAX_FIELDS {

@@ -45,10 +45,12 @@ mod tests {
         };
         let allowed = sched_getaffinity(None).unwrap();
         let allowed: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
-        let (first, last) = (allowed[0], allowed[allowed.len() - 1]);
+        let first = allowed[0];
+        let last = allowed[allowed.len() - 1];
         assert_eq!(near(&device(&[]), &tree.path("bus")), Vec::<usize>::new());
         tree.write("bus/0000:3b:00.0/local_cpulist", &format!("{first}-{last},1000-1001,x,9-99999\n"));
-        let (known, range) = (near(&device(&[]), &tree.path("bus")), first..=last);
+        let known = near(&device(&[]), &tree.path("bus"));
+        let range = first..=last;
         assert_eq!(known, allowed.iter().copied().filter(|cpu| range.contains(cpu)).collect::<Vec<_>>());
         assert_eq!(near(&device(&[last, 1001]), &tree.path("bus")), [last]);
     }

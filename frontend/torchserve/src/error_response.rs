@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use pharos::error::Reason;
-use pharos::service::EXITING_TEXT;
+use pharos::error::{EXITING_TEXT, Reason};
 
 /// The Java exception of an error; clients check its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +67,7 @@ impl Exception {
 
 /// An error, as in the response body.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
+pub struct ErrorResponse {
     /// The HTTP status.
     pub status: u16,
     /// The `type` of the JSON body.
@@ -79,7 +78,7 @@ pub struct Refused {
     pub reason: Reason,
 }
 
-impl Refused {
+impl ErrorResponse {
     /// Creates an error; its reason follows from the status and the exception.
     pub fn new(status: u16, exception: Exception, message: String) -> Self {
         let reason = match (status, exception) {
@@ -143,7 +142,7 @@ impl Refused {
     }
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for ErrorResponse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
     }

@@ -19,9 +19,9 @@ pub(crate) const BY_REQUEST: &str = "request";
 
 /// The model policy that reads `torchserve_*` parameters.
 #[derive(Debug)]
-pub struct Policy;
+pub struct HandlerPolicy;
 
-impl ModelPolicy for Policy {
+impl ModelPolicy for HandlerPolicy {
     fn supervision(&self, config: &ModelConfig, settings: supervisor::Settings) -> supervisor::Settings {
         if config.backend != BACKEND {
             return settings;
