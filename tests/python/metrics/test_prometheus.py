@@ -25,7 +25,7 @@ from harness.prometheus import RULE_TESTS, RULES, Prometheus, promtool
 from harness.server import EXAMPLES, ROOT, Server, binary
 from harness.waiting import DEADLINE_S, eventually, every
 from sequences import iterative_models
-from sequences.state_models import TWO, sequences, stateful, tensors
+from sequences.state_models import TWO, sequences, stateful_model, tensors
 
 COLUMNS = 24
 LOAD_S = 25
@@ -281,7 +281,7 @@ def scraped(tmp_path_factory):
     """Starts a loaded server and a Prometheus that scrapes it; ends the load after the module."""
     folder = tmp_path_factory.mktemp("prometheus")
     models = copy_models(folder / "models", ["identity_fp32", "fail", "queue_limit"])
-    write(models, "sums", stateful("accumulate") + sequences(TWO, "max_sequence_idle_microseconds: 300000") + tensors("2"))
+    write(models, "sums", stateful_model("accumulate") + sequences(TWO, "max_sequence_idle_microseconds: 300000") + tensors("2"))
     write(models, "stream", iterative_models.MODELS["stream"])
     limited = Ensemble("limited", ("  max_inflight_requests: 4\n", *chain("identity_fp32")))
     write(models, limited.name, limited.configuration())

@@ -16,6 +16,6 @@ def sequences(states: str, strategy="oldest { max_candidate_sequences: 8 }") -> 
     return f"max_batch_size: 4 sequence_batching {{ {strategy} state [ {{ {states} }} ] }}\n"
 
 
-def stateful(function: str) -> str:
+def stateful_model(function: str) -> str:
     """Returns the backend and its function."""
     return f'backend: "test" parameters {{ key: "function" value {{ string_value: "{function}" }} }}\n'

@@ -13,7 +13,7 @@ from harness.models import write
 from harness.onnx_file import constant, model, node
 from harness.server import Server
 from harness.waiting import DEADLINE_S, eventually
-from sequences.state_models import STATE, TWO, sequences, stateful, tensors
+from sequences.state_models import STATE, TWO, sequences, stateful_model, tensors
 
 GROWS = STATE + " dims: [ -1 ]"
 FIRST = [4, -5]
@@ -30,11 +30,11 @@ TRIPLE = model(
 
 SUM, TRIPLED = (lambda state, x: (state + x, state + x)), (lambda state, x: (3 * state + x, 3 * state + 2 * x))
 MODELS = {
-    "sum_oldest": (SUM, stateful("accumulate") + sequences(TWO) + tensors("2"), b""),
-    "sum_direct": (SUM, stateful("accumulate") + sequences(TWO, "direct { }") + tensors("2"), b""),
+    "sum_oldest": (SUM, stateful_model("accumulate") + sequences(TWO) + tensors("2"), b""),
+    "sum_direct": (SUM, stateful_model("accumulate") + sequences(TWO, "direct { }") + tensors("2"), b""),
     "sum_decoupled": (
         SUM,
-        stateful("accumulate") + "model_transaction_policy { decoupled: true }\n" + sequences(TWO) + tensors("2"),
+        stateful_model("accumulate") + "model_transaction_policy { decoupled: true }\n" + sequences(TWO) + tensors("2"),
         b"",
     ),
     "triple_onnxruntime": (TRIPLED, 'backend: "onnxruntime"\n' + sequences(TWO) + tensors("2"), TRIPLE),
@@ -49,9 +49,9 @@ def stateful(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stateful")
     for name, (_, config, onnx) in MODELS.items():
         write(folder / "models", name, config, onnx)
-    write(folder / "models", "grows", stateful("append") + sequences(GROWS) + tensors("-1"))
+    write(folder / "models", "grows", stateful_model("append") + sequences(GROWS) + tensors("-1"))
     idle = "max_sequence_idle_microseconds: 2000000 oldest { max_candidate_sequences: 8 }"
-    write(folder / "models", "first", stateful("accumulate") + sequences(IN_FILE, idle) + tensors("2", ["T"]))
+    write(folder / "models", "first", stateful_model("accumulate") + sequences(IN_FILE, idle) + tensors("2", ["T"]))
     directory = folder / "models/first/initial_state"
     directory.mkdir()
     (directory / "two").write_bytes(np.array([*FIRST, 6]).tobytes())
@@ -165,7 +165,7 @@ def test_an_idle_sequence_releases_its_memory(stateful):
 
 def test_a_removed_instance_has_no_states(tmp_path):
     """After a change of the number of instances, the metric has only those that run."""
-    config = lambda count: f"{stateful('accumulate')}{sequences(TWO)}{tensors('2')}instance_group [ {{ count: {count} kind: KIND_CPU }} ]\n"
+    config = lambda count: f"{stateful_model('accumulate')}{sequences(TWO)}{tensors('2')}instance_group [ {{ count: {count} kind: KIND_CPU }} ]\n"
     write(tmp_path / "models", "sum", config(2))
     with Server(tmp_path, [tmp_path / "models"], ["--model-control-mode=explicit", "--load-model=sum"]) as server:
         instances = lambda: [dict(pairs)["instance"] for name, pairs in server.scrape() if name == "pharos_sequence_state_bytes"]
