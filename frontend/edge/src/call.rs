@@ -129,9 +129,30 @@ impl Call {
         incoming: &mut Incoming<B>,
         policy: &Arc<dyn Policy>,
     ) -> Result<Self, Refusal> {
+        let mut call = Self::new(protocol, route, incoming, policy);
+        if let Err(refusal) = access {
+            call.count_and_log(refusal.code, Some(refusal.reason));
+            return Err(refusal);
+        }
+        let request = &incoming.request;
+        call.report = match protocol {
+            Protocol::Http => Requested::of(route, request.headers(), request.uri()).map(Report::Header),
+            Protocol::Grpc => Report::in_trailers(route, request.headers()),
+        }
+        .map(Box::new);
+        Ok(call)
+    }
+
+    /// Counts and logs a request over HTTP that reaches no route, with this response. Returns the response to send.
+    pub fn answer_unrouted<B>(mut incoming: Incoming<B>, policy: &Arc<dyn Policy>, response: Response) -> Response {
+        let call = Self::new(Protocol::Http, Route::Unknown, &mut incoming, policy);
+        call.finish(response, Some(Reason::Unsupported))
+    }
+
+    fn new<B>(protocol: Protocol, route: Route, incoming: &mut Incoming<B>, policy: &Arc<dyn Policy>) -> Self {
         let request = &incoming.request;
         let headers = request.headers();
-        let mut call = Self {
+        Self {
             protocol,
             route,
             received: policy.service().now(),
@@ -149,17 +170,7 @@ impl Call {
             status: 0,
             reason: None,
             policy: policy.clone(),
-        };
-        if let Err(refusal) = access {
-            call.count_and_log(refusal.code, Some(refusal.reason));
-            return Err(refusal);
         }
-        call.report = match protocol {
-            Protocol::Http => Requested::of(route, headers, request.uri()).map(Report::Header),
-            Protocol::Grpc => Report::in_trailers(route, headers),
-        }
-        .map(Box::new);
-        Ok(call)
     }
 
     /// Begins one of several requests that a client sends within this call.

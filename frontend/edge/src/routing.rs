@@ -187,12 +187,8 @@ impl<T: Clone + Send + Sync + 'static> Routes<T> {
     }
 
     /// Answers a request whose path or method does not exist.
-    pub fn answer_unknown(&self, mut incoming: Incoming<Body>, response: Response) -> Response {
-        let policy = &self.0.policy;
-        match Call::admit_if(Ok(()), Protocol::Http, Route::Unknown, &mut incoming, policy) {
-            Ok(call) => call.finish_unknown(response),
-            Err(_) => response,
-        }
+    pub fn answer_unknown(&self, incoming: Incoming<Body>, response: Response) -> Response {
+        Call::answer_unrouted(incoming, &self.0.policy, response)
     }
 
     /// Returns the route of a path.
@@ -265,12 +261,17 @@ fn decoded(parameters: &matchit::Params<'_, '_>) -> Option<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use http::{HeaderMap, StatusCode};
     use pharos::error::Reason;
     use pharos::service::Service;
     use pharos_service_double::EchoService;
 
+    use tower::Service as _;
+
     use super::*;
+    use crate::http_service::HttpService;
     use crate::response_timing::ResponseTiming;
 
     /// Refuses all routes except [`Route::Live`] unless the request has the header `manager`.
@@ -369,6 +370,17 @@ mod tests {
             check(method, path, false, refused).await;
             check(method, path, true, allowed).await;
         }
+    }
+
+    /// The service refuses such a request before it is routed; it is counted all the same.
+    #[tokio::test]
+    async fn an_unsupported_transfer_coding_is_counted() {
+        let service = EchoService::default();
+        let mut server = HttpService::new(routes(&service), Duration::ZERO);
+        let request = Request::builder().uri("/live").header("transfer-encoding", "gzip, chunked");
+        let response = server.call(request.body(Body::empty()).expect("a request")).await.expect("a response");
+        assert_eq!(response.status(), StatusCode::NOT_IMPLEMENTED);
+        assert_eq!(service.records(), [(Protocol::Http, Route::Unknown, 501, Some(Reason::Unsupported))]);
     }
 
     #[tokio::test]

@@ -214,7 +214,7 @@ impl Stores {
         if self.namespaces {
             return Err(self.why_unresolved(model));
         }
-        let (known, others): (Vec<_>, Vec<_>) = self.stores().partition(|store| store.has(model));
+        let (known, others) = self.stores().partition::<Vec<_>, _>(|store| store.has(model));
         if known.len() > 1 {
             return Err(in_several(known));
         }

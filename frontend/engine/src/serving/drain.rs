@@ -45,7 +45,7 @@ impl ModelTable {
         let mut abort_drain = self.abort_drain.subscribe();
 
         // The remaining steps of ensemble requests need the members, so the members stop last.
-        let (members, others): (Vec<&Driver>, Vec<&Driver>) = drivers.iter().copied().partition(|driver| {
+        let (members, others) = drivers.iter().copied().partition::<Vec<&Driver>, _>(|driver| {
             let mut plans = ensembles.iter().filter_map(|executor| executor.ensemble()).map(Ensemble::plan);
             plans.any(|plan| plan.members().contains(&*driver.model.name))
         });

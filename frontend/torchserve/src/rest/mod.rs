@@ -19,7 +19,7 @@ use axum::body::Body;
 use axum::response::Response;
 use http::{HeaderMap, Method, Request, Uri};
 use pharos::metrics::cache::Cache;
-use pharos::service::{Protocol, Route, SharedManagement};
+use pharos::service::{Protocol, SharedManagement};
 use pharos::timeline::Instant;
 
 use super::access_log::ACCESS_LOG;
@@ -131,13 +131,11 @@ impl Handle for Port {
         Ok(response)
     }
 
-    fn refuse(&self, request: Request<Body>, mut response: Response) -> Response {
+    fn refuse(&self, request: Request<Body>, response: Response) -> Response {
         let persistence = Persistence::of(&request);
-        let mut incoming = Incoming::over_http(request, &ACCESS_LOG);
+        let incoming = Incoming::over_http(request, &ACCESS_LOG);
         let policy: Arc<dyn Policy> = self.shared.clone();
-        if let Ok(call) = Call::admit_if(Ok(()), Protocol::Http, Route::Unknown, &mut incoming, &policy) {
-            response = call.finish_unknown(response);
-        }
+        let mut response = Call::answer_unrouted(incoming, &policy, response);
         answer::finish(&mut response, &self.shared.ids.next(), &persistence, &self.shared.settings.cors);
         response
     }
